@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jinja2
 
-from oxrl.data.messages import Message, Tools, texts_of, with_texts
+from oxrl.data.messages import MessageList, MessageSequence, Tools, texts_of, with_texts
 from oxrl.data.template_trial import require_end
 from oxrl.data.templates import TEMPLATE_FILE, suggestion
 from oxrl.errors import DataError
@@ -73,7 +73,7 @@ class ChatEncoder:
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def hide(self, messages: Sequence[Message]) -> tuple[list[Message], Texts]:
+    def hide(self, messages: MessageSequence) -> tuple[MessageList, Texts]:
         """Put placeholders where messages hold the text of a special token.
 
         Args:
@@ -105,7 +105,7 @@ class ChatEncoder:
         return [with_texts(message, replaced) for message in messages], hidden
 
     def render(
-        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Tools = ()
+        self, messages: MessageSequence, *, generation_prompt: bool, tools: Tools = ()
     ) -> str:
         """Write messages as text, as the template does.
 
@@ -161,7 +161,7 @@ class ChatEncoder:
                 raise TemplateError(f"the tokenizer refuses {piece[:80]!r}: {error}") from error
         return ids
 
-    def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+    def encode_prompt(self, messages: MessageSequence, tools: Tools = ()) -> list[int]:
         """Token ids of the conversation so far, ending where the assistant starts to write.
 
         Args:
@@ -179,7 +179,7 @@ class ChatEncoder:
         return suggestion(self._tokenizer)
 
 
-def require_content(messages: Sequence[Message], text: str) -> None:
+def require_content(messages: MessageSequence, text: str) -> None:
     """Refuse a rendered conversation in which the text of a message does not stand.
 
     White space may differ. Templates that rewrite earlier replies have an error of their own where

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from oxrl.data.messages import Message, Tools, images_of
+from oxrl.data.messages import MessageList, MessageSequence, Tools, images_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.types import Names, TokenIds
 
@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
 
     token_ids: TokenIds
     text: str
-    answer: Sequence[Message]
+    answer: MessageSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Conversation:
     token_ids: all that was read and sampled in the present row.
     """
 
-    opening: Sequence[Message]
+    opening: MessageSequence
     tools: Tools
     exchanges: Sequence[Exchange]
     token_ids: Sequence[int]
@@ -93,7 +93,7 @@ def shown_turns(context: str) -> int | None:
     return 1 if context == "last" else int(context.rpartition(" ")[2])
 
 
-def system_part(messages: Sequence[Message]) -> list[Message]:
+def system_part(messages: MessageSequence) -> MessageList:
     """The messages of the system at the beginning, which every context keeps.
 
     Args:
@@ -102,7 +102,7 @@ def system_part(messages: Sequence[Message]) -> list[Message]:
     Returns:
         Those before the first of another role, in order; perhaps none.
     """
-    kept: list[Message] = []
+    kept: MessageList = []
     for message in messages:
         if message["role"] not in ("system", "developer"):
             break
@@ -181,7 +181,7 @@ def _first_shown(talk: Conversation, shown: int | None) -> int:
     return 0 if shown is None else max(0, len(talk.exchanges) - shown + 1)
 
 
-def _messages(talk: Conversation, first: int) -> list[Message]:
+def _messages(talk: Conversation, first: int) -> MessageList:
     """The conversation from answer `first` on, up to where the last turn was written."""
     messages = list(talk.opening)
     if first:

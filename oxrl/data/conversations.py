@@ -13,6 +13,7 @@ from oxrl.data.messages import (
     EXPECTED_MESSAGES,
     Message,
     Messages,
+    MessageSequence,
     Tools,
     images_of,
     read_messages,
@@ -74,7 +75,7 @@ class ConversationDataset(Dataset[Example]):
         return len(example.token_ids), counted
 
 
-def assistant_texts(messages: Sequence[Message]) -> list[str]:
+def assistant_texts(messages: MessageSequence) -> list[str]:
     """What the assistant says in a conversation, turn by turn.
 
     Args:
@@ -86,7 +87,7 @@ def assistant_texts(messages: Sequence[Message]) -> list[str]:
     return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
-def has_blank_reply(messages: Sequence[Message]) -> bool:
+def has_blank_reply(messages: MessageSequence) -> bool:
     """Whether a turn of the assistant holds nothing but white space, and no call.
 
     Args:
@@ -97,7 +98,7 @@ def has_blank_reply(messages: Sequence[Message]) -> bool:
 
 
 def encode_conversation(
-    messages: Sequence[Message], encoder: ChatEncoder, *, context: int = 0, tools: Tools = ()
+    messages: MessageSequence, encoder: ChatEncoder, *, context: int = 0, tools: Tools = ()
 ) -> Example:
     """Token ids and loss mask of a conversation, up to its last assistant turn.
 

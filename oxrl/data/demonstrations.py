@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import ChatEncoder
-from oxrl.data.messages import Message, images_of, read_messages
+from oxrl.data.messages import MessageSequence, images_of, read_messages
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record, content_uid
 from oxrl.data.turns import TurnEncoder
 from oxrl.types import Names, TokenIds
@@ -24,6 +24,8 @@ EXPECTED = (
     '{"prompt": text or messages, "actions": [the actions of a turn]}, or {"messages": [...]} in '
     'which those of the assistant have "actions" instead of content'
 )
+# What is read before a turn, what is done in it, and how much of that nobody did.
+_Turn = tuple[MessageSequence, Sequence[Json], int]
 
 
 def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> JsonObject:
@@ -109,7 +111,7 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
     )
 
 
-def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json], int]]:
+def _talk(record: Record) -> list[_Turn]:
     """What is read before each turn, what is done in it, and how much of that nobody did."""
     fields = record.fields
     name = "messages" if "messages" in fields else "prompt"
@@ -117,7 +119,7 @@ def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json], int]]
     items: JsonArray = list(given) if isinstance(given, list) else [given]
     if fields.get(ACTIONS) is not None:
         items.append({**fields, "role": "assistant"})
-    talk: list[tuple[Sequence[Message], Sequence[Json], int]] = []
+    talk: list[_Turn] = []
     said: JsonArray = []
     for item in items:
         if not isinstance(item, Mapping) or item.get("role") != "assistant":

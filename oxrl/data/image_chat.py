@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.messages import Message, Tools, images_of
+from oxrl.data.messages import Message, MessageSequence, Tools, images_of
 from oxrl.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ImageEncoder(ChatEncoder):
             )
 
     def render(
-        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Tools = ()
+        self, messages: MessageSequence, *, generation_prompt: bool, tools: Tools = ()
     ) -> str:
         """See ChatEncoder; every image is written as the tokens that it takes."""
         shown = [self._for_template(message) for message in messages]

@@ -31,7 +31,7 @@ from oxrl.data.image_files import (
     refuse,
 )
 from oxrl.data.image_rows import with_images
-from oxrl.data.messages import Message
+from oxrl.data.messages import Message, MessageList
 from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
 from oxrl.models.vision_family import PATCHES
@@ -166,7 +166,7 @@ class ImageStore:
             text_for=lambda name: self._told[name].text,
         )
 
-    def adopted(self, messages: Iterable[Message]) -> list[Message]:
+    def adopted(self, messages: Iterable[Message]) -> MessageList:
         """Messages of an environment, whose images have their names instead of their bytes.
 
         Args:
@@ -178,7 +178,7 @@ class ImageStore:
         Raises:
             ValueError: an image cannot be used, or is not known; says why.
         """
-        found: list[Message] = []
+        found: MessageList = []
         for message in messages:
             content = message["content"]
             if not isinstance(content, str):

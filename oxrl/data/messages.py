@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record
 
-Message = Mapping[str, Json]
+Message = Fields
 Messages = tuple[Message, ...]
-Tools = tuple[Mapping[str, Json], ...]
+MessageList = list[Message]
+MessageSequence = Sequence[Message]
+Tools = tuple[Message, ...]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 EXPECTED_MESSAGES = (
@@ -60,7 +62,7 @@ def read_messages(record: Record, value: Json, *, what: str, role: str = "user")
         items = [items]
     if not isinstance(items, list):
         record.fail(f"{what} is {type(value).__name__}", expected)
-    messages: list[Message] = []
+    messages: MessageList = []
     for number, item in enumerate(items, start=1):
         name = f"message {number} of {what}"
         if not isinstance(item, dict):

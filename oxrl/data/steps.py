@@ -9,7 +9,7 @@ import torch
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
-from oxrl.data.messages import Message, images_of, read_messages
+from oxrl.data.messages import MessageSequence, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
 from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.types import Images, Names, StepBatch, TokenIds
@@ -81,7 +81,7 @@ def _is_label(label: Json) -> bool:
 
 
 def encode_steps(
-    prompt: Sequence[Message], steps: Sequence[str], encoder: ChatEncoder
+    prompt: MessageSequence, steps: Sequence[str], encoder: ChatEncoder
 ) -> tuple[TokenIds, TokenIds]:
     """Encode a prompt and a reply of several steps, each step apart from the others.
 

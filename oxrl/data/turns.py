@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.messages import Message, Tools, message_texts
+from oxrl.data.messages import Message, MessageList, MessageSequence, Tools, message_texts
 from oxrl.types import TokenIds
 
 # Stands for what the assistant wrote while a suffix is rendered: text that no template touches.
@@ -64,7 +64,7 @@ class TurnEncoder:
         self._stops = frozenset(stop_token_ids)
         self._tool_role = tool_role
 
-    def opening(self, messages: Sequence[Message], tools: Tools = ()) -> TokenIds:
+    def opening(self, messages: MessageSequence, tools: Tools = ()) -> TokenIds:
         """Token ids up to where the policy writes its first turn.
 
         Args:
@@ -79,7 +79,7 @@ class TurnEncoder:
         """
         return tuple(self._encoder.encode_prompt(self._with_roles(messages), tools))
 
-    def suffix(self, messages: Sequence[Message]) -> Suffix:
+    def suffix(self, messages: MessageSequence) -> Suffix:
         """What the template puts after a turn that `messages` answer.
 
         Args:
@@ -173,7 +173,7 @@ class TurnEncoder:
         return found
 
     def kept_suffix(
-        self, before: Sequence[Message], text: str, answer: Sequence[Message], tools: Tools = ()
+        self, before: MessageSequence, text: str, answer: MessageSequence, tools: Tools = ()
     ) -> Suffix | None:
         """The suffix of a turn, if the template writes all before it as it was read.
 
@@ -203,7 +203,7 @@ class TurnEncoder:
         # White space that the template trims does no harm.
         return suffix if "".join(ours.split()) == "".join(theirs.split()) else None
 
-    def _after_mark(self, shown: Sequence[Message]) -> str | None:
+    def _after_mark(self, shown: MessageSequence) -> str | None:
         """What the template puts after a turn that `shown` answers; None: it drops that turn."""
         before = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
         text = self._encoder.render([*before, *shown], generation_prompt=True)
@@ -217,9 +217,9 @@ class TurnEncoder:
             TemplateError: not even without the white space around what the policy wrote.
         """
         encoder = self._encoder
-        opening: list[Message] = [{"role": "user", "content": "2+2"}]
-        answers: list[Message] = [{"role": role, "content": f"answer {k}"} for k in range(2)]
-        conversation: list[Message] = [*opening]
+        opening: MessageList = [{"role": "user", "content": "2+2"}]
+        answers: MessageList = [{"role": role, "content": f"answer {k}"} for k in range(2)]
+        conversation: MessageList = [*opening]
         ours = encoder.render(opening, generation_prompt=True)
         for answer in answers:
             conversation += [{"role": "assistant", "content": text}, answer]
@@ -247,7 +247,7 @@ class TurnEncoder:
         self.suffix([answer])  # for its checks
         return self._after_mark(self._with_roles([answer])) or ""
 
-    def _with_roles(self, messages: Sequence[Message]) -> list[Message]:
+    def _with_roles(self, messages: MessageSequence) -> MessageList:
         if self._tool_role == "tool":
             return list(messages)
         return [

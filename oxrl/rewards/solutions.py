@@ -28,6 +28,8 @@ from oxrl.types import Texts
 _JOINS = re.compile(rf"(?:{OR.pattern})|(?:{AND.pattern})|;")
 _NAME = re.compile(r"\s*(\\?[a-zA-Z]+)(?:_\w|_\{\w+\})?\s*(?:=|\\in(?![a-zA-Z]))")
 _TUPLE_NAME = re.compile(r"\s*(\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\))\s*(?:=|\\in(?![a-zA-Z]))")
+# Of sympy, or tuples of them.
+Expressions = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,10 @@ class _Solutions:
             order in which they are written.
     """
 
-    values: tuple[Any, ...]
+    values: Expressions
     name: str = ""
     assigned: bool = False
-    place: tuple[Any, ...] | None = None
+    place: Expressions | None = None
 
     @property
     def is_point(self) -> bool:
@@ -75,14 +77,14 @@ def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None
     return _same_values(meant.values, said.values)
 
 
-def _same_values(meant: tuple[Any, ...], said: tuple[Any, ...]) -> bool:
+def _same_values(meant: Expressions, said: Expressions) -> bool:
     """Whether both hold the same values in any order; as often, where the first repeats any."""
     if any(_count(value, meant) > 1 for value in meant):
         return all(_count(value, meant) == _count(value, said) for value in (*meant, *said))
     return all(_count(value, meant) and _count(value, said) for value in (*meant, *said))
 
 
-def _count(value: Any, values: tuple[Any, ...]) -> int:
+def _count(value: Any, values: Expressions) -> int:
     return sum(_equal(value, other) for other in values)
 
 

@@ -101,7 +101,9 @@ class Endpoint:
         while True:
             body = question
             if constrained:
-                body = question | {"response_format": _response_format(form)}
+                described = {"name": "verdict", "schema": form, "strict": True}
+                shape = {"type": "json_schema", "json_schema": described}
+                body = question | {"response_format": shape}
             try:
                 reply = _reply_of(self._post("/chat/completions", body, deadline))
                 if form is not None and not constrained:
@@ -268,11 +270,6 @@ def target_name(target: str) -> str:
         "/chat/completions" or "/models"; the URL itself is in no message.
     """
     return "/chat/completions" if target.endswith("/chat/completions") else "/models"
-
-
-def _response_format(form: Json | None) -> Json:
-    described = {"name": "verdict", "schema": form, "strict": True}
-    return {"type": "json_schema", "json_schema": described}
 
 
 def _reply_of(found: Json) -> Reply:

@@ -36,6 +36,10 @@ class Reply:
     completion_tokens: int = 0
 
 
+# By question, as it is recorded.
+Replies = dict[str, Reply]
+
+
 def content_key(question: dict[str, Any]) -> str:
     """The hash of a question: who is asked what, and how; neither where nor with which key.
 
@@ -62,7 +66,7 @@ class Judgements:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: dict[str, Reply] | None = None
+        self._known: Replies | None = None
 
     def find(self, key: str) -> Reply | None:
         """The reply that is recorded; None if there is none.
@@ -97,7 +101,7 @@ class Judgements:
                 known[key] = reply
             return known[key]
 
-    def _all(self) -> dict[str, Reply]:
+    def _all(self) -> Replies:
         if self._known is None:
             self._known = {} if self._path is None else _read(self._path)
         return self._known
@@ -110,10 +114,10 @@ class Judgements:
             os.fsync(file.fileno())
 
 
-def _read(path: Path) -> dict[str, Reply]:
+def _read(path: Path) -> Replies:
     """The replies in a file, the first one of each key; what a crash left of the last line goes."""
     require_kind(path, folder=False)
-    known: dict[str, Reply] = {}
+    known: Replies = {}
     whole = 0
     for record, whole in read_records_from(path, 0):
         try:

@@ -41,6 +41,10 @@ from oxrl.rewards.sandbox.inside.confine import Confinement, Limits
 from oxrl.rewards.sandbox.inside.plain import Json
 from oxrl.usercode import descendants
 
+# What a forked process does, to the status that it ends with; and what is done before it is
+# confined, which gives that.
+Live = Callable[[], int]
+Prepare = Callable[[], Live]
 # Imported once and there in every fork: what programs commonly use.
 WARM = (
     "array",
@@ -180,7 +184,7 @@ class Unit:
         """Judge functions by tests that call them."""
         ours, theirs = socket.socketpair()
 
-        def answer() -> Callable[[], int]:
+        def answer() -> Live:
             program = plain.receive(self._control)
 
             def live() -> int:
@@ -193,7 +197,7 @@ class Unit:
             program = self._fork(around, answer, [theirs.fileno()])
             progress = mmap.mmap(-1, mmap.PAGESIZE)  # after the fork: the program has no part in it
 
-            def grade() -> Callable[[], int]:
+            def grade() -> Live:
                 tests = plain.receive(self._control)
 
                 def live() -> int:
@@ -219,7 +223,7 @@ class Unit:
         """Judge a program by what it prints for what it reads."""
         reading, writing = os.pipe()
 
-        def run() -> Callable[[], int]:
+        def run() -> Live:
             program = plain.receive(self._control)
             source = folders.held_text(program["input"])
             os.dup2(source, 0)
@@ -234,7 +238,7 @@ class Unit:
         program = self._fork(around, run, [])
         os.close(writing)
 
-        def compare() -> Callable[[], int]:
+        def compare() -> Live:
             tests = plain.receive(self._control)
 
             def live() -> int:
@@ -271,7 +275,7 @@ class Unit:
     def _fork(
         self,
         around: Confinement,
-        prepare: Callable[[], Callable[[], int]],
+        prepare: Prepare,
         kept: list[int],
     ) -> int:
         """Start a confined process.
@@ -300,7 +304,7 @@ class Unit:
     def _live(
         self,
         around: Confinement,
-        prepare: Callable[[], Callable[[], int]],
+        prepare: Prepare,
         kept: list[int],
         writing: int,
     ) -> NoReturn:
