@@ -17,14 +17,14 @@ import fcntl
 import hashlib
 import json
 import logging
-import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
+from shutil import rmtree
 
 from safetensors import SafetensorError
 
@@ -140,7 +140,7 @@ class CheckpointWriter:
 
     def drop(self) -> None:
         """Remove what was written; it never was a checkpoint."""
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        rmtree(self._temporary, ignore_errors=True)
 
     @contextmanager
     def _removed_if_refused(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ def save_best(run: Path, step: int, write: Callable[[Path], None]) -> None:
         clear(best)
         partial.rename(best)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):
             raise CheckpointWriteError(
                 f"the weights of step {step}, the best so far, could not be written to {best}: "
@@ -226,7 +226,7 @@ def first_step_not_finite(metrics: Path) -> int | None:
     """The first step in metrics.jsonl after which a trained model's norm was no number."""
     for record in read_records(metrics):
         norms = [record.get(name, 0.0) for name in ("update/param_norm", "value/param_norm")]
-        if not all(math.isfinite(float(norm)) for norm in norms):
+        if not all(isfinite(float(norm)) for norm in norms):
             return record["step"]
     return None
 
@@ -417,7 +417,7 @@ def _difference(file: Path | None, entry: Json) -> str | None:
 
 
 def latest_checkpoint(
-    root: Path, *, until: float = math.inf, look_at_parts: PartsLook = every_part
+    root: Path, *, until: float = inf, look_at_parts: PartsLook = every_part
 ) -> Checkpoint | None:
     """The newest intact checkpoint; a warning says what is wrong with newer ones.
 

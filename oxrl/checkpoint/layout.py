@@ -7,16 +7,17 @@ wrote it: that of the safetensors library, down to the last byte.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.type.shape) * self.type.dtype.itemsize
+        return prod(self.type.shape) * self.type.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _order(entry: Entry) -> tuple[int, bytes]:
     return ORDER.index(entry.type.dtype), entry.key.encode()
 
 
-def weight_files(model: nn.Module, stored: Mapping[str, WeightType]) -> list[FileLayout] | None:
+def weight_files(model: Module, stored: Mapping[str, WeightType]) -> list[FileLayout] | None:
     """The files that `save_model` writes.
 
     Args:
@@ -179,7 +180,7 @@ def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> list[
 
 
 def write_description(
-    model: nn.Module, directory: Path, stored: Mapping[str, WeightType], files: list[FileLayout]
+    model: Module, directory: Path, stored: Mapping[str, WeightType], files: list[FileLayout]
 ) -> None:
     """Write what is said of a model beside its weights: config, generation, code, index.
 

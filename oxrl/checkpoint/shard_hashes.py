@@ -8,9 +8,9 @@ Who resumes looks at some parts each, so that nobody has to read everything.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def part_problems(directory: Path, *, rank: int = 0, world: int = 1) -> Iterator
 
 
 def _hash_of(path: Path, ranges: Sequence[Sequence[int]]) -> str:
-    digest = hashlib.sha256()
+    digest = sha256()
     with path.open("rb") as file:
         for begin, end in ranges:
             file.seek(begin)

@@ -7,9 +7,9 @@ every rank sees.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,7 +200,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.ranges: list[list[int]] = []
-        self._hash = hashlib.sha256()
+        self._hash = sha256()
 
     def begin(self, offset: int) -> None:
         """What follows is at `offset`."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch.nn import Module
 
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import KEPT, LOW_PRECISION
@@ -163,7 +163,7 @@ def read_state(directory: Path) -> TrainerState:
 
 def read_weights_and_moments(
     directory: Path,
-    model: nn.Module,
+    model: Module,
     expected: Mapping[str, WeightType],
     state: TrainerState,
     rules: Mapping[str, Optimizer],

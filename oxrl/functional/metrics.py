@@ -7,7 +7,7 @@ nats per token. Rewards, truncated and group_ids are [B], everything else [B, T]
 
 from __future__ import annotations
 
-import math
+from math import ceil, floor
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ def quantile(x: Tensor, fraction: float) -> float:
         The value below which that fraction lies.
     """
     place = fraction * (len(x) - 1)
-    below = float(x.kthvalue(math.floor(place) + 1).values)
-    above = float(x.kthvalue(math.ceil(place) + 1).values)
+    below = float(x.kthvalue(floor(place) + 1).values)
+    above = float(x.kthvalue(ceil(place) + 1).values)
     return below + (above - below) * (place % 1)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ def stored_parameters(folder: Path) -> int | None:
         try:
             with safe_open(file, framework="np") as weights:
                 for name in weights.keys():
-                    total += math.prod(weights.get_slice(name).get_shape())
+                    total += prod(weights.get_slice(name).get_shape())
         except SafetensorError:
             return None
     return total or None

@@ -8,10 +8,10 @@ what is not there is one message.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Event, Thread
 
 from oxrl.errors import DataError
 
@@ -104,7 +104,7 @@ def _answers(endpoint: str, seconds: float) -> bool:
     """Whether `endpoint` says anything; also resolving its name may take no longer."""
     from huggingface_hub import errors, get_session
 
-    heard = threading.Event()
+    heard = Event()
 
     def ask() -> None:
         try:
@@ -113,7 +113,7 @@ def _answers(endpoint: str, seconds: float) -> bool:
             return
         heard.set()
 
-    asking = threading.Thread(target=ask, daemon=True, name="is-the-hub-there")
+    asking = Thread(target=ask, daemon=True, name="is-the-hub-there")
     asking.start()
     asking.join(seconds)
     return heard.is_set()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch.nn import Module
 
 # peft's own file names: whatever reads adapters reads these.
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -19,20 +19,20 @@ UNDER_ADAPTER = ".base_layer."
 FILE_PREFIX = "base_model.model."
 
 
-def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def adapted_layers(model: Module) -> Iterator[tuple[str, Any]]:
     """(name, layer) of all that carry an adapter."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A"):
             yield name, module
 
 
-def has_adapter(model: nn.Module) -> bool:
+def has_adapter(model: Module) -> bool:
     """Whether some layer of `model` carries an adapter."""
     return any(True for _ in adapted_layers(model))
 
 
 @contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
+def adapter_off(model: Module) -> Iterator[None]:
     """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
     layers = [layer for _, layer in adapted_layers(model)]
     for layer in layers:

@@ -11,9 +11,9 @@ through the layer that computes with it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from functools import cache
+from hashlib import sha256
 from typing import NamedTuple
 
 import torch
@@ -111,7 +111,7 @@ def joined(pieces: Iterable[Piece]) -> str:
     distinct = set(pieces)
     size = sum(piece.rows * piece.columns for piece in distinct)
     total = sum(piece.sum for piece in distinct) % 2**64
-    return hashlib.sha256(f"{size} {total}".encode()).hexdigest()[:16]
+    return sha256(f"{size} {total}".encode()).hexdigest()[:16]
 
 
 def _plain(values: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from oxrl.errors import DataError, MissingExtraError
@@ -91,7 +92,7 @@ def whole_type(parameter: Tensor) -> Whole:
     return Whole(torch.Size(state.shape), state.dtype)
 
 
-def in_four_bits(model: nn.Module) -> bool:
+def in_four_bits(model: Module) -> bool:
     """Whether some weight of a model is held in four bits.
 
     Args:
@@ -122,10 +123,10 @@ def undo_four_bit(model: PreTrainedModel) -> None:
     """
     for name, layer in list(model.named_modules()):
         weight = getattr(layer, "weight", None)
-        if not isinstance(layer, nn.Linear) or _state_of(weight) is None:
+        if not isinstance(layer, Linear) or _state_of(weight) is None:
             continue
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-        plain.weight = nn.Parameter(whole_weight(layer.weight), requires_grad=False)
+        plain = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        plain.weight = Parameter(whole_weight(layer.weight), requires_grad=False)
         plain.bias = layer.bias
         model.set_submodule(name, plain)
     quantizer: Any = model.hf_quantizer

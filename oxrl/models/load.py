@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import torch
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import safe_open
-from torch import nn
+from torch.nn import Module
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -57,7 +57,7 @@ from oxrl.runs.os_errors import fault_of
 from oxrl.runs.terminal import on_terminal
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
-Model = TypeVar("Model", bound=nn.Module)
+Model = TypeVar("Model", bound=Module)
 # Beside the backbone's Hugging Face files in a critic's directory.
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -231,7 +231,7 @@ def _placed(model: Model, options: LoadOptions) -> Model:
     for parameter in model.parameters():
         if parameter.is_floating_point():  # codes are not
             parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
-    return cast(nn.Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
+    return cast(Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
 
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:

@@ -8,18 +8,19 @@ peft is imported only when one is asked for.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import sqrt
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
@@ -62,7 +63,7 @@ class AdapterOptions:
     @property
     def scale(self) -> float:
         """What B A is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
 
 def add_adapter(
@@ -137,7 +138,7 @@ def _measure_rows(model: PreTrainedModel) -> None:
         parts = [layer.lora_A, layer.lora_B, layer.lora_magnitude_vector]
         for parameter in (part["default"].weight for part in parts):
             parameter.data = at_least_float32(parameter.data)
-        magnitude: nn.Parameter = layer.lora_magnitude_vector["default"].weight
+        magnitude: Parameter = layer.lora_magnitude_vector["default"].weight
         magnitude.copy_(row_lengths(at_least_float32(weight)))
 
 
@@ -147,18 +148,18 @@ def row_lengths(weight: Tensor) -> Tensor:
 
 
 @contextmanager
-def _standing_in(model: nn.Module) -> Iterator[None]:
+def _standing_in(model: Module) -> Iterator[None]:
     """Inside, layers whose weights come later have some without memory, on the model's device.
 
     An adapter is made where the weights of its layer are, and has to have values.
     """
-    waiting: list[tuple[nn.Module, nn.Parameter]] = []
+    waiting: list[tuple[Module, Parameter]] = []
     for _, layer in model.named_modules():
         weight = layer._parameters.get("weight")  # pyright: ignore[reportPrivateUsage]
-        if isinstance(layer, nn.Linear) and weight is not None and weight.is_meta:
+        if isinstance(layer, Linear) and weight is not None and weight.is_meta:
             waiting.append((layer, weight))
             one = torch.zeros((), dtype=weight.dtype, device=home_of(model))
-            layer.weight = nn.Parameter(one.expand(weight.shape), requires_grad=False)
+            layer.weight = Parameter(one.expand(weight.shape), requires_grad=False)
     try:
         yield
     finally:
@@ -240,7 +241,7 @@ def merged_weights(
 
 
 def merged_into(
-    model: nn.Module, weights: Iterable[tuple[str, Tensor]], adapter: TensorMap
+    model: Module, weights: Iterable[tuple[str, Tensor]], adapter: TensorMap
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of a model with an adapter, as one without has them.
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module, Parameter
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from oxrl.modelfiles.hub_status import hub_or_cache
@@ -38,7 +39,7 @@ class Later:
     device: torch.device
 
 
-def weights_later(model: nn.Module) -> Later | None:
+def weights_later(model: Module) -> Later | None:
     """What a model's weights wait for; None where they are there."""
     found = getattr(model, ATTRIBUTE, None)
     if found is None and hasattr(model, "decoder"):
@@ -46,13 +47,13 @@ def weights_later(model: nn.Module) -> Later | None:
     return found
 
 
-def home_of(model: nn.Module) -> torch.device:
+def home_of(model: Module) -> torch.device:
     """The device that a model computes on, once its weights are there."""
     later = weights_later(model)
     return next(model.parameters()).device if later is None else later.device
 
 
-def awaited(model: nn.Module) -> StoredTensors:
+def awaited(model: Module) -> StoredTensors:
     """Where every parameter is stored that is still to come, by its name in `model`."""
     later = weights_later(model)
     found: StoredTensors = {}
@@ -65,7 +66,7 @@ def awaited(model: nn.Module) -> StoredTensors:
     return found
 
 
-def arrived(model: nn.Module) -> None:
+def arrived(model: Module) -> None:
     """Note that all weights are there."""
     for host in (model, getattr(model, "decoder", None)):
         if host is not None and hasattr(host, ATTRIBUTE):
@@ -137,19 +138,19 @@ def parameters_on_meta() -> Iterator[None]:
 
     A parameter that is there already stays the same one, so tied weights stay tied.
     """
-    register = nn.Module.register_parameter
+    register = Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def on_meta(module: Module, name: str, parameter: Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
             empty = parameter.to("meta")
-            parameter = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            parameter = Parameter(empty, requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # pyright: ignore[reportAttributeAccessIssue]
+    Module.register_parameter = on_meta  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register
+        Module.register_parameter = register
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
@@ -172,7 +173,7 @@ def _generation_config(folder: Path) -> GenerationConfig:
     return GenerationConfig.from_pretrained(folder, config_file_name="config.json")
 
 
-def _has_kept_buffers(model: nn.Module) -> bool:
+def _has_kept_buffers(model: Module) -> bool:
     """Whether files hold buffers too, such as a router's bias."""
     kept = model.state_dict().keys()
     return any(name in kept for name, _ in model.named_buffers())

@@ -5,8 +5,8 @@ Any module with `backbone` and `head` will do.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+from dataclasses import replace
+from inspect import signature
 from typing import Any, Protocol, cast
 
 import torch
@@ -258,7 +258,7 @@ def check_packing(model: PreTrainedModel) -> None:
     Raises:
         ConfigError: what the model says of an example depends on the one before it in its row.
     """
-    taken = inspect.signature(model.base_model.forward).parameters
+    taken = signature(model.base_model.forward).parameters
     if "position_ids" in taken and not _leaks(model):
         return
     raise ConfigError(
@@ -274,7 +274,7 @@ def _leaks(model: PreTrainedModel) -> bool:
     second: list[Tensor] = []
     for first in ([1, 2, 3], [4, 5, 6]):
         tokens = torch.tensor([[*first, 7, 8, 9]], device=model.device)
-        packed = dataclasses.replace(unpadded(tokens), position_ids=positions)
+        packed = replace(unpadded(tokens), position_ids=positions)
         second.append(_last_hidden(model.base_model, packed)[:, 3:].float())
     difference = (second[0] - second[1]).abs().max()
     return bool(difference > 1e-3 * second[0].abs().max())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oxrl.models.network import CausalNetwork
@@ -54,7 +55,7 @@ def try_sharing(
             f"gradients of a small {name} differ by {difference:.2g}, above {MOST:g}"
         )
     if dtype != torch.float32:
-        nn.Module.to(model, dtype)
+        Module.to(model, dtype)
         usual = float((_gradient(model, share=False) - plain).norm())
         found = float((_gradient(model, share=True) - plain).norm())
         if not found <= MOST_TIMES * usual:
@@ -67,7 +68,7 @@ def try_sharing(
 
 def _small(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
     """A random model of the same kind, in float32."""
-    small = copy.deepcopy(config)
+    small = deepcopy(config)
     shrink(small)
     text: Any = small.get_text_config()
     text.vocab_size = VOCABULARY

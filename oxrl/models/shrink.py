@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,7 +123,7 @@ def check_small(model: PreTrainedModel) -> None:
     """
     if family_of(model.base_model) is not None:
         return
-    config = copy.deepcopy(model.config)
+    config = deepcopy(model.config)
     shrink(config)
     with torch.random.fork_rng(devices=[]):
         CausalNetwork(type(model)(config).eval())

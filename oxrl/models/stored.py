@@ -6,9 +6,9 @@ Read with pread, not mapped: what is read is what the process asked for, and lan
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> StoredTen
         dtype = types[entry["dtype"]]
         shape = torch.Size(entry["shape"])
         begin, end = entry["data_offsets"]
-        if end - begin != math.prod(shape) * dtype.itemsize:
+        if end - begin != prod(shape) * dtype.itemsize:
             raise DataError(f"{path} says of {name!r} that it has {end - begin} bytes")
         found[name] = StoredTensor(path, dtype, shape, 8 + length + begin)
     return found

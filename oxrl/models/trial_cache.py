@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ def remembered_trial(config: PreTrainedConfig, dtype: torch.dtype) -> float:
     code = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     attention = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     described = f"{settings} {attention} {dtype} {torch.__version__} {code}"
-    key = hashlib.sha256(described.encode()).hexdigest()
+    key = sha256(described.encode()).hexdigest()
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     file = Path(caches, "oxrl", "sharing_trials", f"{key}.json")
     kept = (read_json(file) or {}).get("difference")

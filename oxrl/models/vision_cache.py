@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class SeenImages:
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
         """Whether the model takes what its tower made, in place of pixels."""
-        return OUTPUTS in inspect.signature(model.base_model.forward).parameters
+        return OUTPUTS in signature(model.base_model.forward).parameters
 
     def forget(self) -> None:
         """The weights of the tower are others now."""

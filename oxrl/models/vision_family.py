@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
 from oxrl.types import TokenIds
@@ -14,7 +15,7 @@ from oxrl.types import TokenIds
 PATCHES = "patches"
 
 
-def family_of(decoder: nn.Module) -> VisionFamily | None:
+def family_of(decoder: Module) -> VisionFamily | None:
     """The family of a model that reads images, by its config."""
     config = getattr(decoder, "config", None)
     return VISION_FAMILIES.get(str(getattr(config, "model_type", "")))

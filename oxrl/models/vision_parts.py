@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from torch import nn
+from torch.nn import Linear
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError
@@ -63,11 +63,11 @@ def freeze(model: PreTrainedModel, parts: str) -> None:
     )
 
 
-def language_linears(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+def language_linears(model: PreTrainedModel) -> Iterator[tuple[str, Linear]]:
     """The linear layers of the language part but the output head: where adapters go."""
     family = family_of(model)
     inside = "" if family is None else f"{model.base_model_prefix}.{family.language}"
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head and name.startswith(inside):
+        if isinstance(module, Linear) and module is not head and name.startswith(inside):
             yield name, module

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -105,7 +106,7 @@ def in_one_piece(bucket: list[NamedTensor]) -> Whole:
 
 
 def save_model(
-    model: nn.Module, directory: Path, weights: Iterable[NamedTensor] | None = None
+    model: Module, directory: Path, weights: Iterable[NamedTensor] | None = None
 ) -> None:
     """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it.
 
@@ -154,13 +155,13 @@ def _save_whole(host: Any, directory: Path, tensors: TensorMap) -> None:
     host.config.save_pretrained(directory)
 
 
-def kept_buffers(host: nn.Module) -> Tensors:
+def kept_buffers(host: Module) -> Tensors:
     """What a checkpoint holds and nothing trains: a router's bias, but no rotary frequencies."""
     kept = host.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
 
 
-def stored_names(model: nn.Module) -> list[str]:
+def stored_names(model: Module) -> list[str]:
     """The parameters that a model's files hold: all, or with an adapter those that are trained."""
     adapted = has_adapter(model)
     return [
@@ -171,7 +172,7 @@ def stored_names(model: nn.Module) -> list[str]:
 
 
 def stored_weights(
-    model: nn.Module, directory: Path, expected: Mapping[str, WeightType]
+    model: Module, directory: Path, expected: Mapping[str, WeightType]
 ) -> Iterator[tuple[str, Source]]:
     """Every weight that `save_model` wrote: (name in `model`, where to read it).
 
@@ -201,7 +202,7 @@ def stored_weights(
         )
 
 
-def _read_parts(model: nn.Module, directory: Path) -> Iterator[tuple[str, Source]]:
+def _read_parts(model: Module, directory: Path) -> Iterator[tuple[str, Source]]:
     """(name in `model`, where to read it) of everything in the files of `directory`."""
     files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
     if not isinstance(model, ValueModel):
@@ -213,7 +214,7 @@ def _read_parts(model: nn.Module, directory: Path) -> Iterator[tuple[str, Source
         yield VALUE_HEAD + name, source
 
 
-def _read_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Source]]:
+def _read_part(host: Module, directory: Path, pattern: str) -> Iterator[tuple[str, Source]]:
     """(name in `host`, where to read it) of everything in the files of `pattern`."""
     tensors = stored_in_folder(directory, pattern)
     if not tensors:

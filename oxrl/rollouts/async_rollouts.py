@@ -9,13 +9,12 @@ sample is thrown away for its age: admission bounds it (arXiv:2505.24298, sectio
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 
 from oxrl.engines.delivery.shared import Delivery
 from oxrl.engines.sample.base import next_finished
@@ -167,14 +166,14 @@ class AheadRollouts:
         Raises:
             Stopped: a signal asked to stop, and that takes longer than SETTLE_S.
         """
-        end = time.monotonic() + SETTLE_S
+        end = monotonic() + SETTLE_S
 
         def too_late() -> bool:
-            return bool(self._stop()) and time.monotonic() > end
+            return bool(self._stop()) and monotonic() > end
 
         self.settle(too_late)
-        completions = {id: dataclasses.asdict(done) for id, done in self._done.items()}
-        batches = [dataclasses.asdict(batch) for batch in self.batches]
+        completions = {id: asdict(done) for id, done in self._done.items()}
+        batches = [asdict(batch) for batch in self.batches]
         content = {
             "batches": batches,
             "completions": completions,
@@ -199,7 +198,7 @@ class AheadRollouts:
 
     def _held(self) -> Held:
         return Held(
-            batches=[dataclasses.replace(batch) for batch in self.batches],
+            batches=[replace(batch) for batch in self.batches],
             requests=dict(self._requests),
             done=dict(self._done),
             dispatched=self._dispatched,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
 
         dropped["baseline"] = len(step.baselines)
         baseline_rewards = rewards_of_groups(step.baselines, batch.group_ids)
-        batch = dataclasses.replace(batch, greedy_rewards=baseline_rewards)
+        batch = replace(batch, greedy_rewards=baseline_rewards)
         drop("without_baseline", baseline_rewards.isnan())
     if rules.groups_of_two:
         same_group = batch.group_ids[:, None] == batch.group_ids[None, :]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oxrl.rewards.base import GroupScorer
 from oxrl.runs.waiting import Patience
@@ -46,4 +46,4 @@ def both(by_turns: Score, by_reward: Score) -> Score:
         return by_reward
     parts = {**by_reward.parts, ENVIRONMENT: by_turns.value}
     value = by_turns.value + by_reward.value
-    return dataclasses.replace(by_reward, value=value, parts=parts)
+    return replace(by_reward, value=value, parts=parts)

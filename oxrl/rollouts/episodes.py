@@ -9,12 +9,11 @@ turns that read less than all before.)
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import NamedTuple, get_args
 
 from oxrl.data.actions import ActionHead
@@ -111,7 +110,7 @@ class Episode:
     branches: list[Branch] = field(default_factory=list[Branch])
     sampled: int = 0
     process: EpisodeProcess | None = None
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=monotonic)
     wanted: bool = True
     # The turn that the environment is answering, and the limit that cut it, if one did.
     turn: Completion | None = None
@@ -187,10 +186,10 @@ class EpisodeEngine:
 
     def poll(self, deadline_s: float) -> list[Finished]:
         """See RolloutEngine."""
-        end = time.monotonic() + deadline_s
+        end = monotonic() + deadline_s
         while not self._finished and (self._waiting or self._alive):
             self._admit()
-            if not self._work(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+            if not self._work(max(0.0, end - monotonic())) and monotonic() >= end:
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for an episode: {len(self._working)} environments "
                     f"are at work, {len(self._alive)} episodes are alive, {len(self._waiting)} "
@@ -275,7 +274,7 @@ class EpisodeEngine:
 
     def _begin(self, episode: Episode) -> Opening:
         patience = Patience(lambda: not episode.wanted)
-        episode.began = time.monotonic()
+        episode.began = monotonic()
         episode.process = self._pool.open(patience)
         request = episode.request
         return episode.process.reset(request.prompt, request.group_seed, patience)
@@ -385,12 +384,10 @@ class EpisodeEngine:
         most = min(room.values())
         episode.cut_by = "max_tokens" if room["max_tokens"] == most else "context"
         seed = request.seed if turn == 0 else stable_seed("turn", request.seed, turn)
-        turn_request = dataclasses.replace(
+        turn_request = replace(
             request,
-            prompt=dataclasses.replace(
-                request.prompt, token_ids=tuple(episode.tokens), images=episode.images
-            ),
-            sampling=dataclasses.replace(request.sampling, max_tokens=most),
+            prompt=replace(request.prompt, token_ids=tuple(episode.tokens), images=episode.images),
+            sampling=replace(request.sampling, max_tokens=most),
             seed=seed,
         )
         self._engine.submit([turn_request])
@@ -421,7 +418,7 @@ class EpisodeEngine:
             own = context if episode.begins_row else None
             episode.begins_row = False
             images = segment.images if own is None else episode.images
-            kept = dataclasses.replace(segment, turn=len(episode.turns), context=own, images=images)
+            kept = replace(segment, turn=len(episode.turns), context=own, images=images)
             episode.segments.append(kept)
             episode.tokens += segment.token_ids
             episode.sampled += len(segment.token_ids)
@@ -441,7 +438,7 @@ class EpisodeEngine:
                 failed = not head.decodes(turn.token_ids)
                 self._counted[UNDECODED] = self._counted.get(UNDECODED, 0.0) + failed
                 spent = spent or turn.finish_reason == "length"
-            turn = dataclasses.replace(turn, text=head.text(actions))
+            turn = replace(turn, text=head.text(actions))
             episode.turn = turn
             self._ask(
                 episode, lambda: process.step(turn.text, patience, last=spent, actions=actions)
@@ -459,7 +456,7 @@ class EpisodeEngine:
         if step.success is not None:
             self._counted[SUCCESS] = self._counted.get(SUCCESS, 0.0) + step.success
         last = episode.segments[-1]
-        episode.segments[-1] = dataclasses.replace(last, reward=step.reward)
+        episode.segments[-1] = replace(last, reward=step.reward)
         messages = tuple(self._names(step.messages))  # pyright: ignore
         said = Turn(text=turn.text, messages=messages, reward=step.reward, reason=step.reason)
         episode.turns.append(said)
@@ -487,7 +484,7 @@ class EpisodeEngine:
         last = episode.segments[-1]
         left = head.kept(last.token_ids, executed)
         undone = len(last.token_ids) - left
-        episode.segments[-1] = dataclasses.replace(
+        episode.segments[-1] = replace(
             last,
             token_ids=last.token_ids[:left],
             logprobs=last.logprobs[:left],
@@ -574,7 +571,7 @@ class EpisodeEngine:
             return "max_turns"
         if episode.sampled + self._fewest > self._limits.max_tokens:
             return "max_tokens"
-        if time.monotonic() - episode.began > self._limits.max_seconds:
+        if monotonic() - episode.began > self._limits.max_seconds:
             return "max_seconds"
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import nan
 
 from oxrl.types import Metrics, Rollouts
 
@@ -16,5 +16,5 @@ def rewards_by_source(rollouts: Rollouts) -> Metrics:
     for source in sources:
         scores = [rollout.score.value for rollout in rollouts if rollout.prompt.source == source]
         values = [value for value in scores if value is not None]
-        metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else math.nan
+        metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else nan
     return metrics

@@ -8,11 +8,11 @@ the step that trains on the responses, not with the one that happened to be unde
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from threading import Lock
 
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import Stopped
@@ -69,7 +69,7 @@ class MeanwhileScorer:
         self._stop = stop
         self._deadline_s = deadline_s
         self._thread = ThreadPoolExecutor(1, "rewards")
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._unfinished: defaultdict[int, dict[int, Finished]] = defaultdict(dict)
         self._waiting: list[_Asked] = []
         # The groups are held, so that nothing else can have the identity of their completions.

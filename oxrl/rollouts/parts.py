@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
+from math import nan
+from statistics import fmean, stdev
 
 import torch
 
@@ -60,8 +60,8 @@ def part_metrics(scores: Sequence[Score]) -> Metrics:
     for name in sorted(values):
         found = values[name]
         part = f"reward/part/{name}"
-        metrics[part] = statistics.fmean(found) if found else math.nan
-        metrics[f"{part}/std"] = statistics.stdev(found) if len(found) > 1 else 0.0
+        metrics[part] = fmean(found) if found else nan
+        metrics[f"{part}/std"] = stdev(found) if len(found) > 1 else 0.0
         metrics[f"{part}/count"] = float(len(found))
         for status in FAILURES if name in statuses else ():
             metrics[f"{part}/{status}"] = float(statuses[name].count(status))

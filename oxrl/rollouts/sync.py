@@ -6,9 +6,8 @@ something, `ahead.py` while training goes on; either is imported only where that
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from oxrl.data.order import RowSource
@@ -169,7 +168,7 @@ class PromptRequests:
         self._prompts = prompts
         self._sampling = sampling
         self._run_seed = run_seed
-        self._greedy = dataclasses.replace(sampling, temperature=0.0) if baseline else None
+        self._greedy = replace(sampling, temperature=0.0) if baseline else None
 
     def at(self, draws: Sequence[int]) -> list[Request]:
         """Every group of `draws`, then the greedy request of each, where there are any."""

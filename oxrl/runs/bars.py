@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 from rich.console import Console as RichConsole
@@ -79,12 +79,12 @@ class Count:
         self._total = total
         self._done = 0
         self._every_s = every_s
-        self._told = time.monotonic()
+        self._told = monotonic()
 
     def one(self, item: object = None) -> None:
         """One more is done."""
         self._done += 1
-        now = time.monotonic()
+        now = monotonic()
         if self._done == self._total or now - self._told >= self._every_s:
             self._told = now
             self._tell(self._what, self._done, self._total)

@@ -12,9 +12,9 @@ number of all bytes before it: lines that somebody hashed again do not fit that.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
+from hashlib import sha256
 
 FIELD = "system/chain"
 DIGITS = 13
@@ -25,7 +25,7 @@ class Chain:
     """The hash of a file's bytes so far."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+        self._hash = sha256()
 
     def value(self) -> int:
         """Of all bytes so far."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from oxrl.types import Metrics
 
@@ -28,7 +28,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._step_started = time.monotonic()
+        self._step_started = monotonic()
         # When the newest phase ended, what the time since belongs to, and how many phases are open.
         self._last = self._step_started
         self._between = SETUP
@@ -57,7 +57,7 @@ class Clock:
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
         """Add the seconds spent inside to metric `key` of the next step's line."""
-        start = time.monotonic()
+        start = monotonic()
         if not self._open:
             given = self._between == RECORD and key == "time/update_s"  # a loop over rows of data
             self._seconds[ROWS if given else self._between] += start - self._last
@@ -66,7 +66,7 @@ class Clock:
         try:
             yield
         finally:
-            end = time.monotonic()
+            end = monotonic()
             self._seconds[key] += end - start
             self._open -= 1
             self._last = end
@@ -75,13 +75,13 @@ class Clock:
     def restart(self) -> None:
         """The step begins now: what a resume took does not count."""
         self._seconds.clear()
-        self._step_started = time.monotonic()
+        self._step_started = monotonic()
         self._last = self._step_started
         self._between = RECORD
 
     def take(self) -> Metrics:
         """The seconds of every phase and of the whole step; a new step begins."""
-        now = time.monotonic()
+        now = monotonic()
         self._seconds[self._between] += now - self._last
         self._last = now
         self._between = RECORD

@@ -11,11 +11,11 @@ import io
 import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from rich.console import Console as RichConsole
@@ -106,7 +106,7 @@ class Console(AbstractContextManager["Console"]):
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
-        self._times.append(time.monotonic())
+        self._times.append(monotonic())
         if self._quiet:
             return
         numbers = "  ".join(_columns(metrics))
@@ -164,7 +164,7 @@ class Console(AbstractContextManager["Console"]):
             with self._or_give_up():
                 self._view.work(text)
             return
-        now = time.monotonic()
+        now = monotonic()
         if done == total or now - self._worked >= PLAIN_EVERY_S:
             self._worked = now
             self._line(text)

@@ -7,11 +7,11 @@ for each GB, so that a slow disk or network is slow and not dead.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
+from time import monotonic
 from typing import Literal, get_args
 
 log = logging.getLogger(__name__)
@@ -92,14 +92,14 @@ class Deadlines:
 @contextmanager
 def waiting_for(what: str, deadline: Deadline) -> Iterator[None]:
     """While open, say every SAY_S seconds that `what` is still waited for, and how long yet."""
-    over = threading.Event()
-    begun = time.monotonic()
+    over = Event()
+    begun = monotonic()
 
     def say() -> None:
         while not over.wait(SAY_S):
-            say_waiting(what, deadline, time.monotonic() - begun)
+            say_waiting(what, deadline, monotonic() - begun)
 
-    threading.Thread(target=say, name="waiting", daemon=True).start()
+    Thread(target=say, name="waiting", daemon=True).start()
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -10,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from oxrl.redact import HIDDEN, SECRET_NAME, masked
@@ -52,7 +52,7 @@ def environment() -> Json:
     """Versions, hardware, git state and command line of this process, as JSON values."""
     versions: dict[str, str] = {}
     for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     # What a container may use, where the system can tell: fewer than the machine has.
     cpus = os.cpu_count()

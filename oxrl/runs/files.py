@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
+from shutil import rmtree
 from typing import IO, Any
 
 from oxrl.errors import RunDirectoryError
@@ -42,7 +42,7 @@ def fsync(path: Path) -> None:
 def clear(path: Path) -> None:
     """Remove whatever stands under a name: a link goes, what it leads to stays."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
@@ -184,7 +184,7 @@ def json_safe(value: object) -> Any:
     if kind is dict:
         return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
+        return float(value) if isfinite(value) else str(float(value))
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):

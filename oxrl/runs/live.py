@@ -6,9 +6,9 @@ thread runs beside the training.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from math import isfinite
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -137,7 +137,7 @@ def _bar(console: RichConsole, total_steps: int, title: str) -> Progress:
 
 def sparkline(values: Iterable[float]) -> str:
     """Numbers as a row of bars, from their smallest to their largest."""
-    known = [value for value in values if math.isfinite(value)]
+    known = [value for value in values if isfinite(value)]
     if len(known) < 2:
         return ""
     least = min(known)

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import subprocess
-import time
+from time import monotonic, sleep
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ def end_of(process: subprocess.Popen[bytes], what: str) -> int:
 
 def end_of_pid(pid: int, what: str) -> int:
     """The same of a child that `os.fork` made."""
-    until = time.monotonic() + KILLED_S
+    until = monotonic() + KILLED_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
+        if monotonic() > until:
             log.warning(LEFT, what, pid, KILLED_S)
             return -signal.SIGKILL
-        time.sleep(LOOK_S)
+        sleep(LOOK_S)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 
 from oxrl.errors import DeadlineError, Stopped
 from oxrl.runs.deadlines import SAY_S, Deadline, say_waiting
@@ -28,22 +28,22 @@ class Patience:
         deadline_s: longest wait for the next answer, in seconds.
     """
 
-    def __init__(self, stop: StopAsked = never, deadline_s: float = math.inf) -> None:
+    def __init__(self, stop: StopAsked = never, deadline_s: float = inf) -> None:
         self.deadline_s = deadline_s
         self._stop = stop
         self._cancelled = False
-        self._answered = time.monotonic()
+        self._answered = monotonic()
         self._said = self._answered
 
     @property
     def slice_s(self) -> float:
         """How long to wait until the next look, in seconds."""
-        left = self._answered + self.deadline_s - time.monotonic()
+        left = self._answered + self.deadline_s - monotonic()
         return min(LOOK_S, max(left, 0.0))
 
     def answered(self) -> None:
         """Something came: the wait for the next answer begins."""
-        self._answered = time.monotonic()
+        self._answered = monotonic()
 
     def cancel(self) -> None:
         """Nobody wants the answers any more: who waits in another thread is to give up."""
@@ -61,7 +61,7 @@ class Patience:
         """
         if self._cancelled or self._stop():
             raise Stopped
-        now = time.monotonic()
+        now = monotonic()
         deadline = Deadline("rollout", self.deadline_s)
         if now - self._answered > self.deadline_s:
             raise DeadlineError(f"waited {deadline} for {what}")

@@ -8,12 +8,13 @@ that.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample.base import RowLogprobs
@@ -149,7 +150,7 @@ def fixed_rows(vocabulary: int, tokens: int, compared: Compared = EVERYTHING) ->
     Returns:
         Rows of FIXED_TOKENS ids each.
     """
-    count = math.ceil(tokens / (FIXED_TOKENS - 1))
+    count = ceil(tokens / (FIXED_TOKENS - 1))
     ids = compared.ids(vocabulary)
     return [
         [ids[stable_seed("probe", row, at) % len(ids)] for at in range(FIXED_TOKENS)]
@@ -297,7 +298,7 @@ def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distan
 
 @torch.no_grad()
 def two_forwards(
-    model: nn.Module,
+    model: Module,
     weights: Iterable[Bucket],
     rows: Rows,
     *,
@@ -339,7 +340,7 @@ def two_forwards(
 
 @torch.inference_mode()
 def model_logprobs(
-    model: nn.Module,
+    model: Module,
     rows: Rows,
     temperature: float,
     images: Images = None,

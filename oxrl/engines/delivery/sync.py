@@ -13,15 +13,16 @@ to where that copy's own forward pass puts it.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from oxrl.engines.delivery.proof import (
     EVERYTHING,
@@ -148,7 +149,7 @@ class WeightSync:
         policy: TrainEngine,
         sampler: RolloutEngine,
         options: SyncOptions,
-        new_model: Callable[[], nn.Module],
+        new_model: Callable[[], Module],
         images: Images = None,
         transport: WeightTransport | None = None,
     ) -> None:
@@ -232,7 +233,7 @@ class WeightSync:
             WeightSyncError: the sampler's weights have changed since the last delivery, or two
                 attempts failed; names what did.
         """
-        start = time.monotonic()
+        start = monotonic()
         self._refresh_probe()
         expected, masters = self._before()
         retries = 0
@@ -250,7 +251,7 @@ class WeightSync:
         self._deliveries += 1
         self._perturbed_once = True
         self._version = version
-        self._record(proved, retries=retries, seconds=time.monotonic() - start)
+        self._record(proved, retries=retries, seconds=monotonic() - start)
 
     def metrics(self) -> Metrics:
         """`sync/...` and `time/sync_s` since the last call."""

@@ -13,11 +13,11 @@ import re
 import signal
 import socket
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -208,16 +208,16 @@ class Cluster:
         Raises:
             ConfigError: the cluster does not have it within 10 seconds.
         """
-        end = time.monotonic() + RESERVE_S
-        while time.monotonic() < end:
+        end = monotonic() + RESERVE_S
+        while monotonic() < end:
             self._group = self.ray.util.placement_group(list(bundles), strategy="PACK")
-            ready = self.wait([self._group.ready()], timeout=end - time.monotonic())[0]
+            ready = self.wait([self._group.ready()], timeout=end - monotonic())[0]
             if ready and self._lost_places() == []:
                 return self._table()["bundles_to_node_id"]
             # On a node that is gone, which Ray has not noticed: ask again.
             self.ray.util.remove_placement_group(self._group)
             self._group = None
-            time.sleep(LOOK_S)
+            sleep(LOOK_S)
         raise ConfigError(self._no_room(bundles))
 
     def _no_room(self, bundles: Sequence[Bundle]) -> str:
@@ -254,10 +254,10 @@ class Cluster:
         Raises:
             EngineError: no node had any in time.
         """
-        end = time.monotonic() + deadline.seconds
+        end = monotonic() + deadline.seconds
         while place.bundle in self._lost_places():
             self.check_head()
-            if time.monotonic() > end:
+            if monotonic() > end:
                 asked = _words(self._table()["bundles"][place.bundle])
                 nodes = self._nodes()
                 raise EngineError(
@@ -266,7 +266,7 @@ class Cluster:
                     f"{_words(_totals(nodes))} in all. Start a node in its place, then the same "
                     "command with --resume"
                 )
-            time.sleep(LOOK_S)
+            sleep(LOOK_S)
 
     def _nodes(self) -> list[Mapping[str, float]]:
         """What every node that is alive has."""
@@ -295,12 +295,12 @@ class Cluster:
         Raises:
             LostClusterError: the head of the cluster is gone.
         """
-        end = time.monotonic() + timeout
+        end = monotonic() + timeout
         while True:
             self.check_head()
-            left = max(0.0, min(LOOK_S, end - time.monotonic()))
+            left = max(0.0, min(LOOK_S, end - monotonic()))
             done, others = self.ray.wait(list(references), num_returns=count, timeout=left)
-            if len(done) >= count or time.monotonic() >= end:
+            if len(done) >= count or monotonic() >= end:
                 return done, others
 
     def end(self, actor: Any) -> None:

@@ -10,10 +10,10 @@ import os
 import re
 import socket
 import subprocess
-import threading
-import time
 from contextlib import suppress
 from functools import cache
+from threading import Event, Thread
+from time import monotonic
 
 from oxrl.errors import ConfigError, EngineError
 
@@ -113,9 +113,9 @@ class HeadWatch:
     def __init__(self, address: str, gone_s: float) -> None:
         self._address = address
         self._gone_s = gone_s
-        self._seen = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="ray head", daemon=True)
+        self._seen = monotonic()
+        self._over = Event()
+        self._thread = Thread(target=self._look, name="ray head", daemon=True)
         self._thread.start()
 
     def answers(self) -> bool:
@@ -129,7 +129,7 @@ class HeadWatch:
         Raises:
             LostClusterError: it was not.
         """
-        gone_s = time.monotonic() - self._seen
+        gone_s = monotonic() - self._seen
         # Whoever looks may itself have had no processor for as long.
         if gone_s > self._gone_s and not self.answers():
             raise LostClusterError(
@@ -145,7 +145,7 @@ class HeadWatch:
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
             if self.answers():
-                self._seen = time.monotonic()
+                self._seen = monotonic()
 
 
 class LastWords:

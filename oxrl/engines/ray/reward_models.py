@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 from oxrl.engines.ray.cluster import (
@@ -82,7 +82,7 @@ class ModelActorPool(RewardModelPool):
         self._size = actors
         self._gpus = gpus
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._cluster: Cluster | None = None
         self._places: list[Place] = []
         # By the number of their place.
@@ -185,11 +185,11 @@ class ModelActorPool(RewardModelPool):
         """The scores of a group, or how the actor was lost, which is then replaced."""
         count = len(group[1])
         limit_s = self._timeout_s * count
-        end = time.monotonic() + limit_s
+        end = monotonic() + limit_s
         reference = self._actors[actor].score.remote(group)
         while not cluster.wait([reference], timeout=min(patience.slice_s, limit_s))[0]:
             patience.look(f"the reward model {self.name}. Raise run.deadlines.rollout")
-            if time.monotonic() > end:
+            if monotonic() > end:
                 self._replace(cluster, actor)
                 field = f"{self.field}.timeout_s={self._timeout_s:g}"
                 problem = f"no score within {limit_s:g} s ({field})"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -26,7 +26,8 @@ from typing import (
 )
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.ray.cluster import (
@@ -73,7 +74,7 @@ BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
 
 
 Stream = Literal["all", "adapter", "merged", "gradients"]
-NewModel = Callable[[], nn.Module]
+NewModel = Callable[[], Module]
 NewImages = Callable[[], "ImageStore"]
 
 
@@ -288,12 +289,12 @@ class RankGroup:
 
     def _answers(self, references: Sequence[Any], asked: str, deadline: Deadline) -> list[Any]:
         # Collectives inside the ranks end first, with a better message.
-        end = time.monotonic() + deadline.seconds + GRACE_S
+        end = monotonic() + deadline.seconds + GRACE_S
         pending = list(references)
         found: dict[int, Any] = {}
         failures: list[Exception] = []
-        while pending and time.monotonic() < end:
-            done, pending = self._cluster.wait(pending, timeout=end - time.monotonic())
+        while pending and monotonic() < end:
+            done, pending = self._cluster.wait(pending, timeout=end - monotonic())
             for reference in done:
                 rank = references.index(reference)
                 what = f"training rank {rank} of {len(self._ranks)}"
@@ -301,7 +302,7 @@ class RankGroup:
                     found[rank] = self._cluster.result_of(reference, what, deadline)
                 except Exception as error:  # noqa: BLE001  (raised below, once every rank has had its say)
                     failures.append(error)
-                    end = min(end, time.monotonic() + GRACE_S)
+                    end = min(end, monotonic() + GRACE_S)
         if failures or pending:
             silent = [references.index(reference) for reference in pending]
             self._fail(failures, silent, asked, deadline)

@@ -9,10 +9,10 @@ lane has a cache that the model made.
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ def _select(lane: Lane, rows: Tensor) -> None:
 
 
 def _cache_name(model: PreTrainedModel) -> str:
-    parameters = inspect.signature(model.base_model.forward).parameters
+    parameters = signature(model.base_model.forward).parameters
     for name in CACHE_NAMES:
         if name in parameters:
             return name

@@ -7,11 +7,11 @@ Weights lie in memory that has no name, and is gone with this process.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from math import inf
 from typing import Any, NamedTuple
 
 from safetensors.torch import save
@@ -80,7 +80,7 @@ class HostProcess:
         request = {"method": name, **given}
         try:
             channel = self._worker.channel
-            reply = channel.ask(request, math.inf, self._wanted, name, most=MOST_ANSWER)
+            reply = channel.ask(request, inf, self._wanted, name, most=MOST_ANSWER)
         except (LostWorker, SuspectWorker) as error:
             ended = self._worker.end(LAST_WORDS_S)
             raise LostActorError(f"{error} {ended}".strip()) from error

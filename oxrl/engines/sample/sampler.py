@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
+from time import monotonic
 from typing import ClassVar, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -89,17 +89,17 @@ class Sampler(ABC):
                 self._finished.append(self._ended(request, "length", request.prefix))
 
     def poll(self, deadline_s: float) -> list[Finished]:
-        start = time.monotonic()
+        start = monotonic()
         try:
             while not self._finished and self._here:
                 self._work()
-                if not self._finished and time.monotonic() - start > deadline_s:
+                if not self._finished and monotonic() - start > deadline_s:
                     raise DeadlineError(
                         f"waited {deadline_s:g} s for a sampled response: {self._progress()}. "
                         "Raise run.deadlines.rollout or lower rollout.max_tokens"
                     )
         finally:
-            self._counted["seconds"] += time.monotonic() - start
+            self._counted["seconds"] += monotonic() - start
         finished = self._finished
         self._finished = []
         self._here.difference_update(item.request.id for item in finished)

@@ -11,13 +11,13 @@ import itertools
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -407,10 +407,10 @@ class VllmEngine(Sampler):
         names = [f"{SCORING}{next(self._scoring)}" for _ in rows]
         for name, row, images in zip(names, rows, shown or [()] * len(rows), strict=True):
             self._add(name, list(row), images, temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        start = time.monotonic()
+        start = monotonic()
         while not self._scored.keys() >= set(names):
             self._work()
-            if time.monotonic() - start > SCORING_S:
+            if monotonic() - start > SCORING_S:
                 raise DeadlineError(f"waited {SCORING_S:g} s for vLLM to score {len(rows)} rows")
         return [self._scored.pop(name) for name in names]
 

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from oxrl.models.fingerprints import Piece, piece_of
 
@@ -76,7 +77,7 @@ def held_pieces(
     return found
 
 
-def _given_names(model: nn.Module, delivered: Mapping[str, torch.Size]) -> dict[str, str]:
+def _given_names(model: Module, delivered: Mapping[str, torch.Size]) -> dict[str, str]:
     """vLLM's name of a weight -> the name that it was delivered under.
 
     Models that read images call the parts of the model otherwise.

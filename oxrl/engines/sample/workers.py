@@ -8,11 +8,11 @@ before.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, groupby
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from safetensors.torch import load
@@ -173,7 +173,7 @@ class RolloutWorker:
         """Have the actor sample, unless it still does."""
         if self.polling is None:
             self.polling = self.actor.poll.remote(seconds)
-            self.polling_since = time.monotonic()
+            self.polling_since = monotonic()
 
     @property
     def version(self) -> int:
@@ -274,7 +274,7 @@ class RolloutWorkers:
             if request.id in in_flight:
                 raise EngineError(f"request id {request.id!r} is already being sampled")
         self._set_asleep(False)
-        for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
+        for _, group in groupby(requests, key=lambda request: request.prompt.token_ids):
             samples = list(group)
             worker = min(self._workers, key=_tokens_in_flight)
             self._submit_to(worker, samples, self.call)
@@ -290,7 +290,7 @@ class RolloutWorkers:
         call(worker, submit_with_images, requests, contents, kept)
 
     def poll(self, deadline_s: float) -> list[Finished]:
-        end = time.monotonic() + deadline_s
+        end = monotonic() + deadline_s
         finished: list[Finished] = []
         while not finished:
             busy = [worker for worker in self._workers if worker.in_flight]
@@ -300,17 +300,17 @@ class RolloutWorkers:
                 worker.start_poll(min(POLL_S, deadline_s))
             ready = self._wait([worker.polling for worker in busy])
             for worker in busy:
-                silent_s = time.monotonic() - worker.polling_since
+                silent_s = monotonic() - worker.polling_since
                 if worker.polling in ready:
                     finished += self._collect(worker)
                 elif silent_s > self.deadline("rollout").seconds / 2:
                     half = f"half of {self.deadline('rollout')}"
                     silence = f"{worker.name} has not answered for {silent_s:.1f} s, {half}"
                     self._replace(worker, LostActorError(silence))
-                    end = time.monotonic() + deadline_s
+                    end = monotonic() + deadline_s
             # Somebody who is silent is waited for: either it answers or it is replaced.
             answering = all(worker.polling is None for worker in busy)
-            if not finished and answering and time.monotonic() > end:
+            if not finished and answering and monotonic() > end:
                 in_flight = [len(worker.in_flight) for worker in self._workers]
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for a sampled response: {self.noun}s answer, and "
@@ -415,8 +415,8 @@ class RolloutWorkers:
 
     def _check_probe(self, worker: RolloutWorker, probe: Probe) -> None:
         found = self._scores(worker, probe.rows, probe.temperature, probe.shown, RolloutWorker.call)
-        ours = itertools.chain(*found)
-        theirs = itertools.chain(*probe.logprobs)
+        ours = chain(*found)
+        theirs = chain(*probe.logprobs)
         worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         if not worst <= AGREEMENT:
             raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
@@ -538,7 +538,7 @@ class RolloutWorkers:
                 f"{lost}; {len(twice)} requests lost their second actor over it, "
                 f"such as {twice[0]!r}"
             )
-        started = time.monotonic()
+        started = monotonic()
         self.cluster.end(worker.actor)
         with waiting_for(f"room for {worker.name}", self.deadline("load")):
             self.cluster.await_place(worker.place, self.deadline("load"))
@@ -557,7 +557,7 @@ class RolloutWorkers:
         log.warning(
             "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
             lost,
-            time.monotonic() - started,
+            monotonic() - started,
             self._version,
             len(worker.in_flight),
         )

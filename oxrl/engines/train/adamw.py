@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from math import sqrt
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Embedding, Module, Parameter
 
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.types import TensorMap
@@ -30,14 +31,12 @@ class Piece(NamedTuple):
     change: Tensor | None = None
 
 
-def undecayed(model: nn.Module) -> frozenset[str]:
+def undecayed(model: Module) -> frozenset[str]:
     """Parameters that hold no matrix product: norms, biases and embeddings.
 
     An embedding that is the output head too is one of them.
     """
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
     return frozenset(
         name
         for name, parameter in model.named_parameters()
@@ -45,7 +44,7 @@ def undecayed(model: nn.Module) -> frozenset[str]:
     )
 
 
-def weight_decays(model: nn.Module, options: TrainerOptions) -> dict[str, float]:
+def weight_decays(model: Module, options: TrainerOptions) -> dict[str, float]:
     """The decay of each parameter, by name."""
     spared = undecayed(model) if options.decay == "matrices" else frozenset[str]()
     return {
@@ -55,13 +54,13 @@ def weight_decays(model: nn.Module, options: TrainerOptions) -> dict[str, float]
 
 
 def adamw(
-    named: Mapping[str, nn.Parameter], decays: Mapping[str, float], options: TrainerOptions
+    named: Mapping[str, Parameter], decays: Mapping[str, float], options: TrainerOptions
 ) -> torch.optim.AdamW:
     """torch's AdamW over `named`, with one group of parameters per weight decay and rate.
 
     A group's rate, a multiple of the learning rate, is its "rate".
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[Parameter]] = {}
     for name, parameter in named.items():
         key = (decays[name], options.rates.get(name, 1.0))
         groups.setdefault(key, []).append(parameter)
@@ -90,7 +89,7 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
     beta1, beta2 = options.adam_betas
     step = float(state["step"])
     lr = lr * piece.rate
-    root = math.sqrt(1 - beta2**step)
+    root = sqrt(1 - beta2**step)
     denominator = state["exp_avg_sq"].sqrt().add_(options.adam_eps * root)
     change = torch.div(state["exp_avg"], denominator, out=denominator)
     change *= lr * root / (1 - beta1**step)

@@ -8,8 +8,8 @@ of which nothing is trained: its gradient is zero.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def company(inputs: TokenBatch) -> TokenBatch:
     length = int(inputs.attention_mask[smallest].sum())
     row = inputs.select(smallest[None], length)
     untrained = torch.zeros_like(row.response_mask)
-    return dataclasses.replace(row, response_mask=untrained)
+    return replace(row, response_mask=untrained)
 
 
 def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-from torch import nn
+from torch.nn import Dropout, Module
 from transformers import PreTrainedConfig
 
 from oxrl.errors import EngineError
@@ -19,10 +19,10 @@ from oxrl.types import Tensors, TokenBatch, Want
 Check = Callable[[], None]
 
 
-class Reader(nn.Module):
+class Reader(Module):
     """The whole forward pass as one module: what sharding libraries hook to gather weights."""
 
-    def __init__(self, model: nn.Module, network: TokenModel, temperature: float) -> None:
+    def __init__(self, model: Module, network: TokenModel, temperature: float) -> None:
         super().__init__()
         self.model = model
         # In a tuple, so that nothing of it is registered here a second time.
@@ -43,7 +43,7 @@ class Reader(nn.Module):
         return {name: value.clone() for name, value in vars(output).items() if value is not None}
 
 
-def checkpoint_activations(model: nn.Module) -> None:
+def checkpoint_activations(model: Module) -> None:
     """Let each layer of `model` be computed again in backward, instead of storing what it computed.
 
     Raises:
@@ -61,7 +61,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     # model calls it.
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name or isinstance(module, nn.Dropout)):
+            if isinstance(value, float) and ("drop" in name or isinstance(module, Dropout)):
                 setattr(module, name, 0.0)
 
 

@@ -6,15 +6,15 @@ it runs. Everything but the cutting up is LocalTrainer's. Needs nothing but PyTo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import starmap
+from math import prod
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import Module
 
 from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
@@ -52,7 +53,7 @@ class FsdpTrainer(LocalTrainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Module,
         options: TrainerOptions,
         *,
         ranks: Ranks,
@@ -105,7 +106,7 @@ class FsdpTrainer(LocalTrainer):
         _, offsets = compute_local_shape_and_global_offset(
             rows.shape, rows.device_mesh, rows.placements
         )
-        start = offsets[0] * math.prod(rows.shape[1:]) if rows.ndim else 0
+        start = offsets[0] * prod(rows.shape[1:]) if rows.ndim else 0
         return PieceOfWeight(name, start, rows.to_local().detach().view(-1))
 
     def checked(self, check: Check) -> None:
@@ -225,7 +226,7 @@ def _joined_rows(rows: DTensor) -> Tensor:
     return whole
 
 
-def _computing_dtype(model: nn.Module) -> torch.dtype | None:
+def _computing_dtype(model: Module) -> torch.dtype | None:
     """The low precision that gathered weights are cast to; None: they stay as they are.
 
     An adapter computes in float32 beside frozen weights as they are stored: nothing is cast then.
@@ -238,7 +239,7 @@ def _computing_dtype(model: nn.Module) -> torch.dtype | None:
     return None
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
+def _layers(model: Module) -> list[Module]:
     """The repeated blocks of a Hugging Face model, gathered one at a time; else none."""
     names: set[str] = set()
     for module in model.modules():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Event, Thread
+from time import monotonic, sleep
 
 import torch
 import torch.distributed as dist
@@ -104,25 +103,25 @@ class _Heartbeat:
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
         self._rank = rank
-        now = time.monotonic()
+        now = monotonic()
         self._counts = [-1] * world
         self._changed_at = [now] * world
         self._read_at = now
-        self._stop = threading.Event()
+        self._stop = Event()
         self._store_gone = False
-        threading.Thread(target=self._beat, daemon=True).start()
+        Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
         # RuntimeError: the store went away, with the process that held it.
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             while not self._stop.wait(BEAT_S):
                 for rank, seen in enumerate(self._counts):
                     own = int(rank == self._rank)
                     count = self._store.add(f"oxrl/heartbeat/{rank}", own)
                     if count != seen:
                         self._counts[rank] = count
-                        self._changed_at[rank] = time.monotonic()
-                self._read_at = time.monotonic()
+                        self._changed_at[rank] = monotonic()
+                self._read_at = monotonic()
         self._store_gone = not self._stop.is_set()
 
     def stop(self) -> None:
@@ -130,17 +129,17 @@ class _Heartbeat:
 
     def lost(self) -> str:
         """The first that fell silent: those that were cut off by it stop a moment later."""
-        deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
+        deadline = monotonic() + SILENT_S + 2 * BEAT_S
         while (silent := self._read_at - min(self._changed_at)) <= SILENT_S:
             # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut
             # us off.
-            if self._store_gone or time.monotonic() - self._read_at > SILENT_S:
+            if self._store_gone or monotonic() - self._read_at > SILENT_S:
                 if silent > 2 * BEAT_S:
                     break
                 return "rank 0, where all meet,"
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 return "another training rank"
-            time.sleep(BEAT_S / 10)
+            sleep(BEAT_S / 10)
         first = min(self._changed_at) + BEAT_S
         silent_ranks = [rank for rank, at in enumerate(self._changed_at) if at < first]
         return "rank " + ", ".join(str(rank) for rank in silent_ranks)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module, Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.checkpoint.layout import WEIGHT
@@ -34,7 +35,7 @@ class LocalTrainer(Trainer):
     Arguments as for `Trainer`.
     """
 
-    def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
         super().__init__(model, options, ranks=ranks)
         self._begins_anew = ranks.world == 1
         self._shard_model()
@@ -42,10 +43,10 @@ class LocalTrainer(Trainer):
         self._masters = {name: self._master_of(p) for name, p in self._parameters.items()}
         self._adam = self._build_optimizer()
 
-    def _master_of(self, parameter: nn.Parameter) -> nn.Parameter:
+    def _master_of(self, parameter: Parameter) -> Parameter:
         """What the optimizer steps: the parameter itself, or a float32 copy."""
         if has_master(parameter.dtype, self.options.master_weights):
-            return nn.Parameter(parameter.detach().float())
+            return Parameter(parameter.detach().float())
         if parameter.dtype in LOW_PRECISION:
             parameter.grad_dtype = None  # sums of gradients are float32 all the same
         return parameter
@@ -123,7 +124,7 @@ class LocalTrainer(Trainer):
         gradients = [p.grad for p in self._masters.values() if p.grad is not None]
         total_norm = get_total_norm(gradients)
         norm = self._whole(total_norm).item()
-        if not math.isfinite(norm):
+        if not isfinite(norm):
             return norm, False
         if norm > self.options.max_grad_norm:
             clip_grads_with_norm_(self._masters.values(), self.options.max_grad_norm, total_norm)
@@ -189,7 +190,7 @@ class LocalTrainer(Trainer):
                 self._fill(stored.name, master, whole)
                 self._restore_moments(master, stored)
 
-    def _restore_moments(self, master: nn.Parameter, stored: StoredWeight) -> None:
+    def _restore_moments(self, master: Parameter, stored: StoredWeight) -> None:
         self._adam.state.pop(master, None)
         if not stored.moments:
             return
@@ -201,7 +202,7 @@ class LocalTrainer(Trainer):
         state["step"] = torch.tensor(float(stored.steps), device=master.device)
         self._adam.state[master] = state
 
-    def _empty_kept(self, name: str, kind: str, master: nn.Parameter) -> Tensor:
+    def _empty_kept(self, name: str, kind: str, master: Parameter) -> Tensor:
         """Room for what is kept of a weight."""
         kept = KINDS[kind]
         if kept.dtype is None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import Parameter
 
 # Smaller ones are not worth a copy.
 FEWEST_BYTES = 1 << 16
@@ -52,4 +53,4 @@ def offloaded(count: Count | None = None) -> saved_tensors_hooks:
 def is_weight(tensor: Tensor) -> bool:
     """Whether it is a parameter, or a view of one, as a transposed matrix is."""
     whole = tensor if tensor._base is None else tensor._base  # pyright: ignore
-    return isinstance(whole, nn.Parameter)
+    return isinstance(whole, Parameter)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Parameter
 
 from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.options import TrainerOptions
@@ -49,7 +50,7 @@ class OneByOne(torch.optim.Optimizer):
 
     def __init__(
         self,
-        named: Mapping[str, nn.Parameter],
+        named: Mapping[str, Parameter],
         rules: Mapping[str, Optimizer],
         decays: Mapping[str, float],
         options: TrainerOptions,
@@ -57,7 +58,7 @@ class OneByOne(torch.optim.Optimizer):
         place: Place,
         whole: Callable[[Tensor], Tensor],
     ) -> None:
-        groups: dict[tuple[Optimizer, float, float], list[nn.Parameter]] = {}
+        groups: dict[tuple[Optimizer, float, float], list[Parameter]] = {}
         for name, weight in named.items():
             key = (rules[name], decays[name], options.rates.get(name, 1.0))
             groups.setdefault(key, []).append(weight)
@@ -66,7 +67,7 @@ class OneByOne(torch.optim.Optimizer):
             for (rule, decay, rate), weights in groups.items()
         ]
         super().__init__(members, {"lr": options.lr, "index": 0})
-        self.changes: dict[nn.Parameter, Tensor] = {}
+        self.changes: dict[Parameter, Tensor] = {}
         self._rules = rules
         self._names = {weight: name for name, weight in named.items()}
         self._options = options
@@ -85,7 +86,7 @@ class OneByOne(torch.optim.Optimizer):
                         state.update(self.fresh_state(weight))
                     self._take(weight, group, state)
 
-    def fresh_state(self, weight: nn.Parameter) -> State:
+    def fresh_state(self, weight: Parameter) -> State:
         """What is kept of a weight that was never stepped."""
         name = self._names[weight]
         own = self._place(name, weight).values
@@ -99,7 +100,7 @@ class OneByOne(torch.optim.Optimizer):
                 state[kept.kind] = torch.zeros(count, dtype=kept.dtype, device=own.device)
         return state
 
-    def _take(self, weight: nn.Parameter, group: Group, state: State) -> None:
+    def _take(self, weight: Parameter, group: Group, state: State) -> None:
         """Step one weight, and note how far it went."""
         name = self._names[weight]
         own = self._place(name, weight)
@@ -124,7 +125,7 @@ class OneByOne(torch.optim.Optimizer):
         own.values.copy_(stepped)
 
     def _take_whole(
-        self, weight: nn.Parameter, gradient: Tensor, group: Group, state: State
+        self, weight: Parameter, gradient: Tensor, group: Group, state: State
     ) -> Tensor:
         """The weight after Muon's step, whole: a piece of a matrix has other singular values."""
         stepped = self._raised(self._whole(weight.detach()))
@@ -141,7 +142,7 @@ class OneByOne(torch.optim.Optimizer):
         return values.to(dtype, copy=True)
 
     def _rounded(
-        self, name: str, weight: nn.Parameter, own: PieceOfWeight, stepped: Tensor, index: int
+        self, name: str, weight: Parameter, own: PieceOfWeight, stepped: Tensor, index: int
     ) -> Tensor:
         """Round stochastically, by numbers that the run's seed, the step and the place decide."""
         rounded = torch.empty_like(stepped, dtype=torch.bfloat16)
@@ -180,7 +181,7 @@ def adamw_step(
     Args:
         weight, gradient: [n]. moments: [n] each. step: how often it was stepped before.
     """
-    parameter = nn.Parameter(weight)
+    parameter = Parameter(weight)
     parameter.grad = gradient
     optimizer = torch.optim.AdamW(
         [parameter],
@@ -207,7 +208,7 @@ def muon_step(weight: Tensor, gradient: Tensor, momentum: Tensor, group: Group) 
     matrices = [weight] if weight.ndim == 2 else list(weight.unbind())
     gradients = [gradient] if weight.ndim == 2 else list(gradient.unbind())
     momenta = [momentum] if weight.ndim == 2 else list(momentum.unbind())
-    parameters = [nn.Parameter(matrix) for matrix in matrices]
+    parameters = [Parameter(matrix) for matrix in matrices]
     optimizer = torch.optim.Muon(
         parameters,
         lr=group["lr"],
@@ -244,7 +245,7 @@ class EightBit:
 
     def step(self, weight: Tensor, gradient: Tensor, state: State, group: Group) -> None:
         """Step [n] values in place."""
-        parameter = nn.Parameter(weight)
+        parameter = Parameter(weight)
         parameter.grad = gradient
         optimizer = self._optimizer(
             [parameter],
@@ -269,7 +270,7 @@ class EightBit:
 
 
 def require_whole_blocks(
-    named: Mapping[str, nn.Parameter], rules: Mapping[str, Optimizer], place: Place, ranks: Ranks
+    named: Mapping[str, Parameter], rules: Mapping[str, Optimizer], place: Place, ranks: Ranks
 ) -> None:
     """Make sure that ranks hold whole blocks of 8-bit moments, so that any number of them can go on
     from what these saved; collective.

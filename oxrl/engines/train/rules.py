@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Embedding, Module
 
 from oxrl.models.weights import WeightType
 from oxrl.tables.engines import Optimizer
@@ -44,7 +45,7 @@ class Kept(NamedTuple):
         """
         if self.dtype is None:
             return WeightType(weight.shape, torch.promote_types(weight.dtype, torch.float32))
-        count = -(-math.prod(weight.shape) // self.per)
+        count = -(-prod(weight.shape) // self.per)
         return WeightType(torch.Size([count]), self.dtype)
 
 
@@ -66,7 +67,7 @@ KINDS: Mapping[str, Kept] = MappingProxyType(
 )
 
 
-def rules_of(model: nn.Module, head: Tensor, optimizer: Optimizer) -> dict[str, Optimizer]:
+def rules_of(model: Module, head: Tensor, optimizer: Optimizer) -> dict[str, Optimizer]:
     """What steps each parameter of a model, by name.
 
     Muon is for matrices between hidden layers: embeddings, the head, norms, biases and convolutions
@@ -89,9 +90,9 @@ def rules_of(model: nn.Module, head: Tensor, optimizer: Optimizer) -> dict[str, 
     return found
 
 
-def _hidden_matrices(model: nn.Module, head: Tensor) -> frozenset[int]:
+def _hidden_matrices(model: Module, head: Tensor) -> frozenset[int]:
     """The parameters that Muon steps, by their ids."""
-    ends = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    ends = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
     ends.add(id(head))
     found: set[int] = set()
     for module in model.modules():

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
+from math import isfinite
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
 from oxrl.checkpoint.layout import FileLayout, optimizer_files, weight_files, write_description
@@ -93,7 +94,7 @@ class Trainer(ABC):
         ranks: the training ranks; alone by default.
     """
 
-    def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
         self.options = options
         self.model = model.eval()
         self.network: TokenModel
@@ -122,7 +123,7 @@ class Trainer(ABC):
         self._decays = weight_decays(model, options)
         self._rules = rules_of(model, self.network.head.weight, options.optimizer)
         self._has_gradient = False
-        self._saving: tuple[ShareWriter, threading.Thread] | None = None
+        self._saving: tuple[ShareWriter, Thread] | None = None
         self._losses_finite = True  # since the last step
         self._vocabulary = vocabulary_of(model)
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
@@ -290,7 +291,7 @@ class Trainer(ABC):
         if self.options.gradient_checkpointing:
             self.model.eval()
         self.last_loss = self.ranks.sum(torch.stack(losses).sum()).item()
-        self._losses_finite &= math.isfinite(self.last_loss)
+        self._losses_finite &= isfinite(self.last_loss)
         return merged.output(self.ranks)
 
     def _activations_kept(self) -> AbstractContextManager[object]:
@@ -400,7 +401,7 @@ class Trainer(ABC):
         """
         writer = self._writer(directory, copied=copied)
         if writer is not None:
-            self._saving = (writer, threading.Thread(target=writer.write, daemon=True))
+            self._saving = (writer, Thread(target=writer.write, daemon=True))
             self._saving[1].start()
         return writer is not None
 
@@ -593,7 +594,7 @@ class Trainer(ABC):
         for name, master in self.masters(part):
             yield name, self._delivered(name, master, None)
 
-    def _of(self, part: Part) -> Iterator[tuple[str, nn.Parameter]]:
+    def _of(self, part: Part) -> Iterator[tuple[str, Parameter]]:
         """Parameters of the model, whole or cut up."""
         for name, parameter in self.model.named_parameters():
             if part == "all" or parameter.requires_grad:

@@ -10,14 +10,15 @@ DeepSpeed clips, steps and skips; who calls it when, and what a checkpoint looks
 from __future__ import annotations
 
 import logging
-import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module, Parameter
 
 from oxrl.checkpoint.layout import WEIGHT
 from oxrl.checkpoint.shares import PieceOfWeight
@@ -73,7 +74,7 @@ def deepspeed_config(
         zero["offload_optimizer"] = on_cpu
     if offload_param:
         zero["offload_param"] = on_cpu
-    clipping = options.max_grad_norm if math.isfinite(options.max_grad_norm) else 0.0
+    clipping = options.max_grad_norm if isfinite(options.max_grad_norm) else 0.0
     config: Json = {
         # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is
         # computed from them.
@@ -107,7 +108,7 @@ class DeepSpeedTrainer(Trainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Module,
         options: TrainerOptions,
         *,
         ranks: Ranks,
@@ -151,7 +152,7 @@ class DeepSpeedTrainer(Trainer):
         DeepSpeed's own conversion takes whole models and sends rank 0's weights to all.
         """
         zero = self._deepspeed.zero.Init(
-            module=nn.Module(),  # with a module it makes linear layers gather their weights again
+            module=Module(),  # with a module it makes linear layers gather their weights again
             config_dict_or_path=config,
             remote_device=config["zero_optimization"].get("offload_param", {}).get("device"),
             pin_memory=torch.cuda.is_available(),
@@ -161,7 +162,7 @@ class DeepSpeedTrainer(Trainer):
             whole: Any = p
             if p.is_meta:
                 # Never written to, so on a CPU it takes no memory either.
-                whole = nn.Parameter(materialised(p.data, self.device), p.requires_grad)
+                whole = Parameter(materialised(p.data, self.device), p.requires_grad)
                 _replace(self.model, p, whole)
             zero._convert_to_deepspeed_param(whole)
             whole.partition()
@@ -253,7 +254,7 @@ class DeepSpeedTrainer(Trainer):
         norm = None
         if self._stage == 0:
             norm = self._gradient_norm()
-            if not math.isfinite(norm):
+            if not isfinite(norm):
                 return norm, False
         for group in self._zero.param_groups:
             group["lr"] = lr
@@ -309,7 +310,7 @@ class DeepSpeedTrainer(Trainer):
         for name, p in self._of(part):
             yield name, self._whole_weight(p)
 
-    def _whole_weight(self, p: nn.Parameter) -> Tensor:
+    def _whole_weight(self, p: Parameter) -> Tensor:
         if self._stage < 3:
             return p.detach()
         with self._deepspeed.zero.GatheredParameters([p]):
@@ -431,7 +432,7 @@ class DeepSpeedTrainer(Trainer):
             persistent[0].all_gather(persistent)
 
 
-def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+def _replace(model: Module, old: Parameter, new: Parameter) -> None:
     """Put a parameter into the place of another, wherever the model has it: some are tied."""
     for module in model.modules():
         for name, parameter in module._parameters.items():  # pyright: ignore[reportPrivateUsage]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forwards
 from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket, Part, TrainEngine
@@ -174,7 +174,7 @@ def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:
 
 
 def score_copy(
-    model: nn.Module,
+    model: Module,
     weights: Iterator[Bucket],
     probe: Probe,
     copy: Copy,

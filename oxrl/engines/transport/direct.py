@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch import nn
+from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.sample.base import RolloutEngine
@@ -33,7 +33,7 @@ class Direct:
         self,
         policy: TrainEngine,
         sampler: RolloutEngine,
-        new_model: Callable[[], nn.Module],
+        new_model: Callable[[], Module],
         images: Images = None,
     ) -> None:
         self._policy = policy

@@ -13,9 +13,9 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from time import monotonic
 
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory
@@ -137,9 +137,9 @@ class Trackers(AbstractContextManager["Trackers"]):
             timeout_s = FINISHED_S if outcome == "FINISHED" else STOPPED_S
         for mirror in self._mirrors:
             mirror.tell(outcome)
-        begun = time.monotonic()
+        begun = monotonic()
         for mirror in self._mirrors:
-            mirror.wait(max(0.0, timeout_s - (time.monotonic() - begun)))
+            mirror.wait(max(0.0, timeout_s - (monotonic() - begun)))
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
