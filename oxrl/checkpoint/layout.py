@@ -30,6 +30,8 @@ from oxrl.models.stored import KEPT_TYPES
 from oxrl.models.weights import WeightType, buckets, kept_buffers
 from oxrl.types import TensorMap
 
+# (kind, name of the weight).
+Key = tuple[str, str]
 WEIGHT = "weight"
 SINGLE = "model.safetensors"
 PATTERN = "model{suffix}.safetensors"
@@ -85,9 +87,9 @@ class FileLayout:
         return len(text).to_bytes(8, "little") + text
 
     @cached_property
-    def places(self) -> dict[tuple[str, str], tuple[int, Entry]]:
+    def places(self) -> dict[Key, tuple[int, Entry]]:
         """(kind, weight) -> (number of its first byte in the file, what it is); in that order."""
-        found: dict[tuple[str, str], tuple[int, Entry]] = {}
+        found: dict[Key, tuple[int, Entry]] = {}
         begin = len(self.header)
         for entry in self.ordered:
             found[entry.kind, entry.name] = (begin, entry)

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from oxrl.checkpoint.layout import WEIGHT, FileLayout
+from oxrl.checkpoint.layout import WEIGHT, FileLayout, Key
 from oxrl.checkpoint.shard_hashes import Part, joined, write_parts
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import EngineError, NonFiniteError
@@ -25,8 +25,6 @@ from oxrl.models.stored import non_finite_values
 
 WRITE_BYTES = 16 * 2**20
 FLUSH_BYTES = 256 * 2**20
-# (kind, name of the weight).
-Key = tuple[str, str]
 
 
 class PieceOfWeight(NamedTuple):

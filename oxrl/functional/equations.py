@@ -22,7 +22,9 @@ import oxrl.functional.supervised_losses as supervised_losses
 import oxrl.functional.weights as weights
 from oxrl.functional.corrections import CORRECTIONS
 
-EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+# A loss or an estimator.
+Function = Callable[..., Any]
+EQUATIONS: Mapping[str, Mapping[str, Function]] = {
     "advantage": {
         "returns": advantages.gae,
         "whitened_returns": advantages.whiten,
@@ -53,7 +55,7 @@ EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "weights": {name: getattr(weights, name) for name in weights.WEIGHTS},
 }
 # Of algorithms that are one loss, where it is not that of a preference method.
-LOSSES: Mapping[str, Callable[..., Any]] = {
+LOSSES: Mapping[str, Function] = {
     "sft": supervised_losses.supervised_loss,
     "rft": supervised_losses.supervised_loss,
     "reward_model": reward_model_losses.bradley_terry,
@@ -61,7 +63,7 @@ LOSSES: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def told_of(function: Callable[..., Any]) -> str:
+def told_of(function: Function) -> str:
     """What a function's docstring says, without its arguments.
 
     Args:
@@ -75,7 +77,7 @@ def told_of(function: Callable[..., Any]) -> str:
     return "\n\n".join(text for text in paragraphs if not text.startswith(listed))
 
 
-def preference_loss(name: str) -> Callable[..., Any]:
+def preference_loss(name: str) -> Function:
     """The loss of a preference method.
 
     Args:

@@ -37,6 +37,7 @@ from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import language_linears
+from oxrl.models.weights import NamedTensor, NamedTensors
 from oxrl.types import TensorMap
 
 # Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,
@@ -205,9 +206,7 @@ def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     return adapted.merge_and_unload().requires_grad_(True)
 
 
-def merged_weights(
-    base: Iterable[tuple[str, Tensor]], adapter: TensorMap, scale: float
-) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(base: Iterable[NamedTensor], adapter: TensorMap, scale: float) -> NamedTensors:
     """Every weight of a model with an adapter as one without has it.
 
         LoRA  W' = W + scale * B A
@@ -240,9 +239,7 @@ def merged_weights(
         yield name, merged.to(weight.dtype)
 
 
-def merged_into(
-    model: Module, weights: Iterable[tuple[str, Tensor]], adapter: TensorMap
-) -> Iterator[tuple[str, Tensor]]:
+def merged_into(model: Module, weights: Iterable[NamedTensor], adapter: TensorMap) -> NamedTensors:
     """The weights of a model with an adapter, as one without has them.
 
     Args:

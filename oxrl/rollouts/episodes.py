@@ -10,7 +10,7 @@ turns that read less than all before.)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -21,8 +21,15 @@ from oxrl.data.chat import TemplateError
 from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
 from oxrl.data.messages import Message, Tools, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.sample.base import (
+    Finished,
+    Responses,
+    RolloutEngine,
+    RowLogprobs,
+    ShownImages,
+    TokenRows,
+)
+from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.environments.base import Step
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
@@ -163,7 +170,7 @@ class EpisodeEngine:
         self._working: dict[Future[Answer], Episode] = {}
         self._sampling: set[str] = set()
         self._counted = dict.fromkeys(["episode/turns", *map(counter, get_args(EpisodeEnd))], 0.0)
-        self._finished: list[Finished] = []
+        self._finished: Responses = []
         self._threads = ThreadPoolExecutor(limits.alive, "environment")
 
     @property
@@ -184,7 +191,7 @@ class EpisodeEngine:
             here.add(request.id)
             self._waiting.append(Episode(request=request))
 
-    def poll(self, deadline_s: float) -> list[Finished]:
+    def poll(self, deadline_s: float) -> Responses:
         """See RolloutEngine."""
         end = monotonic() + deadline_s
         while not self._finished and (self._waiting or self._alive):
@@ -199,7 +206,7 @@ class EpisodeEngine:
         self._finished = []
         return finished
 
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
+    def abort(self, ids: Sequence[str]) -> Responses:
         """See RolloutEngine. What comes back is the part of the episode that was over."""
         wanted = set(ids)
         finished = [item for item in self._finished if item.request.id in wanted]
@@ -216,7 +223,7 @@ class EpisodeEngine:
             finished.append(Finished(episode.request, done))
         return finished
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """See RolloutEngine."""
         return self._engine.update_weights(buckets, version)
 

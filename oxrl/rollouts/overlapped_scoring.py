@@ -36,7 +36,7 @@ class _Asked:
     group: Group
     step: int
     future: Future[list[Score]] = field(default_factory=Future[list[Score]])
-    spent: Metrics = field(default_factory=dict[str, float])
+    spent: Metrics = field(default_factory=Metrics)
 
 
 class MeanwhileScorer:

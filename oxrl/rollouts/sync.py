@@ -43,7 +43,7 @@ class RolloutStep:
     groups: tuple[int, ...] = ()
     next_draw: int = 0
     dispatched: int = 0
-    sampler: Metrics = field(default_factory=dict[str, float])
+    sampler: Metrics = field(default_factory=Metrics)
     compared_parts: tuple[str, ...] = ()
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -23,7 +23,7 @@ from rich.console import Console as RichConsole
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.redact import shown
 from oxrl.runs.deadlines import WAITING
-from oxrl.runs.files import open_own
+from oxrl.runs.files import Record, open_own
 from oxrl.runs.step_text import efficiency, phase_shares, sample_text
 from oxrl.types import Metrics
 
@@ -136,7 +136,7 @@ class Console(AbstractContextManager["Console"]):
             with self._or_give_up():
                 self._view.doing(phase)
 
-    def samples(self, lines: Sequence[Mapping[str, object]]) -> None:
+    def samples(self, lines: Sequence[Record]) -> None:
         """Show the newest of some samples, as samples.jsonl has them."""
         if not lines:
             return

@@ -35,6 +35,7 @@ from oxrl.runs.choices import CHOICES_FILE
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (
     Json,
+    Record,
     append_line,
     clear,
     encode_line,
@@ -206,7 +207,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         for remark in self.remarks:
             logger.warning("%s", remark)
 
-    def finish(self, step: int, result: Mapping[str, object]) -> None:
+    def finish(self, step: int, result: Record) -> None:
         """Say in result.json that the run is done.
 
         Args:
@@ -272,7 +273,7 @@ def open_run(
     resume: bool,
     accept: Collection[str] = (),
     review: Reviewer | None = None,
-    noted: Mapping[str, object] | None = None,
+    noted: Record | None = None,
 ) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 

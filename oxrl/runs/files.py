@@ -23,6 +23,8 @@ from typing import IO, Any
 from oxrl.errors import RunDirectoryError
 
 # A JSON object, as it is read or about to be written.
+# One line of a file of records, to be written.
+Record = Mapping[str, object]
 Json = dict[str, Any]
 # How a number that is not finite stands in a record.
 NOT_FINITE = ("nan", "inf", "-inf")
@@ -195,7 +197,7 @@ def json_safe(value: object) -> Any:
     raise TypeError(f"a record holds numbers, strings, lists and mappings, got {given}")
 
 
-def encode_line(record: Mapping[str, object]) -> bytes:
+def encode_line(record: Record) -> bytes:
     """One line of UTF-8, keys in the order given."""
     value = json_safe(record)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oxrl.runs.files import Json
+from oxrl.runs.files import Json, Record
 from oxrl.runs.health_checks import SIGNS, Seen, Sign
 from oxrl.types import Metrics
 
@@ -129,6 +129,6 @@ def verdicts(
     return found
 
 
-def _numbers(record: Mapping[str, object]) -> Metrics:
+def _numbers(record: Record) -> Metrics:
     """The numbers of a line as it was read, those by name ("nan") included."""
     return {name: float(value) for name, value in record.items()}  # pyright: ignore

@@ -7,7 +7,7 @@ thread runs beside the training.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite
 
 from rich.console import Console as RichConsole
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
+from oxrl.runs.files import Record
 from oxrl.runs.step_text import phase_shares, sample_text
 from oxrl.types import Metrics
 
@@ -84,7 +85,7 @@ class LiveView:
         self._work = text
         self._draw()
 
-    def sample(self, line: Mapping[str, object]) -> None:
+    def sample(self, line: Record) -> None:
         """The newest sample: a line of samples.jsonl. It is shown with the next change."""
         self._sample = sample_text(line)
 

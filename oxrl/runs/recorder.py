@@ -19,6 +19,7 @@ from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.chain import Chain, first_break
 from oxrl.runs.directory import ROLLOUTS, RunDirectory
 from oxrl.runs.files import (
+    Record,
     clear,
     encode_line,
     fsync,
@@ -43,7 +44,7 @@ RESTORE = (
 )
 
 
-def _nobody(samples: Sequence[Mapping[str, object]]) -> None:
+def _nobody(samples: Sequence[Record]) -> None:
     """Does not look at them."""
 
 
@@ -61,7 +62,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._chain = Chain()
         self._last_rollout = -1
         # Is shown every sample.
-        self.show: Callable[[Sequence[Mapping[str, object]]], None] = _nobody
+        self.show: Callable[[Sequence[Record]], None] = _nobody
         try:
             self._place = os.stat(self._folder)
             make_folder(self._rollouts)
@@ -79,7 +80,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         record = {"step": step, **dict(sorted(metrics.items()))}
         self._append(METRICS, self._chain.seal(encode_line(record)))
 
-    def record_samples(self, samples: Sequence[Mapping[str, object]]) -> None:
+    def record_samples(self, samples: Sequence[Record]) -> None:
         """Append one line per sample, keys in the order given."""
         self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
         self.show(samples)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from oxrl.redact import shown
+from oxrl.runs.files import Record
 from oxrl.types import Metrics
 
 LINE_END = "⏎"
@@ -15,7 +14,7 @@ PHASES = {
 }
 
 
-def sample_text(line: Mapping[str, object]) -> str:
+def sample_text(line: Record) -> str:
     """A sample on one line: what was asked, what came, what it earned."""
     reward = line.get("reward")
     earned = f"{reward:.3g}" if isinstance(reward, float | int) else str(line.get("status", ""))

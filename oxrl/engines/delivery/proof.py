@@ -8,7 +8,7 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample.base import RowLogprobs
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Buckets
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
 from oxrl.models.adapters import has_adapter
@@ -26,7 +26,7 @@ from oxrl.models.network import CausalNetwork
 from oxrl.models.token_mask import is_restricted
 from oxrl.models.vision_family import family_of
 from oxrl.seeds import stable_seed
-from oxrl.types import Images, Rollout, Rollouts, TokenBatch
+from oxrl.types import Images, Metrics, Rollout, Rollouts, TokenBatch
 
 HIGHER = {
     torch.float64: torch.float64,
@@ -61,7 +61,7 @@ class Distance(NamedTuple):
     largest: float
     bias: float
 
-    def shares_of(self, limits: Distance) -> dict[str, float]:
+    def shares_of(self, limits: Distance) -> Metrics:
         """Each statistic over its limit: 1 and less is within; NaN is not.
 
         Args:
@@ -299,7 +299,7 @@ def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distan
 @torch.no_grad()
 def two_forwards(
     model: Module,
-    weights: Iterable[Bucket],
+    weights: Buckets,
     rows: Rows,
     *,
     dtype: torch.dtype,

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -29,7 +29,7 @@ from oxrl.engines.ray.head import (
     patience_with_head,
     refuse_silence,
 )
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Buckets
 from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
 from oxrl.runs.deadlines import Deadline
 from oxrl.usercode.parent import leave_with_parent
@@ -356,7 +356,7 @@ class Cluster:
         except ray.exceptions.RayError as error:
             raise _lost(what, error) from error
 
-    def put_buckets(self, buckets: Iterable[Bucket]) -> list[Any]:
+    def put_buckets(self, buckets: Buckets) -> list[Any]:
         """References to weights in the object store."""
         return [self.put(pack(bucket)) for bucket in buckets]
 

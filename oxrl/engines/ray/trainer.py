@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from time import monotonic
@@ -26,7 +26,6 @@ from typing import (
 )
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards
@@ -39,7 +38,7 @@ from oxrl.engines.ray.cluster import (
     unpack,
 )
 from oxrl.engines.sample.workers import call_on
-from oxrl.engines.train.base import Bucket, Fingerprints, Part
+from oxrl.engines.train.base import BucketStream, Fingerprints, Part
 from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
 from oxrl.engines.transport.base import (
@@ -53,7 +52,7 @@ from oxrl.engines.transport.base import (
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
-from oxrl.models.weights import buckets
+from oxrl.models.weights import NamedTensor, NamedTensors, buckets
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.runs.files import size_of
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
@@ -359,10 +358,10 @@ class RayTrainer:
     def skip_step(self) -> Metrics:
         return self._call("step", Trainer.skip_step)
 
-    def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+    def set_weights(self, named: Iterable[NamedTensor]) -> None:
         self._call("sync", Trainer.set_weights, list(named))
 
-    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> BucketStream:
         return self._stream(part)
 
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
@@ -372,10 +371,10 @@ class RayTrainer:
         """What the model under the adapter says: the reference."""
         return self._call("step", forward_without_adapter, inputs, want)
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def gradients(self) -> NamedTensors:
         return (named for bucket in self._stream("gradients") for named in bucket)
 
-    def _stream(self, stream: Stream) -> Iterator[Bucket]:
+    def _stream(self, stream: Stream) -> BucketStream:
         packed = self._group.next_bucket(self._name, stream, start=True)
         while packed is not None:
             yield unpack(packed)

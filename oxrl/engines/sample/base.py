@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, Stopped
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request, Requests
@@ -47,7 +47,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def poll(self, deadline_s: float) -> list[Finished]:
+    def poll(self, deadline_s: float) -> Responses:
         """Sample until at least one request finishes, or nothing is left.
 
         Args:
@@ -61,7 +61,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
+    def abort(self, ids: Sequence[str]) -> Responses:
         """Stop requests; what was sampled so far comes back with finish_reason "abort".
 
         Args:
@@ -72,7 +72,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """Load weights between polls, drop every cached key and value; requests go on with them.
 
         Args:
@@ -132,6 +132,7 @@ class RolloutEngine(Protocol):
         ...
 
 
+Responses = list[Finished]
 # Who is told of a response when it is finished.
 Heard = Callable[[Finished], object]
 
@@ -184,9 +185,7 @@ def generate(
     return [done[request.id] for request in requests]
 
 
-def next_finished(
-    engine: RolloutEngine, patience: Patience, missing: Sequence[str]
-) -> list[Finished]:
+def next_finished(engine: RolloutEngine, patience: Patience, missing: Sequence[str]) -> Responses:
     """Poll until something finishes, and look for signals in between.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.base import Responses
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.sample.prefill import PREFILL_TOKENS, prompt_of
 from oxrl.engines.sample.slots import Slots
@@ -152,7 +152,7 @@ class CachedSampler(ModuleSampler):
 
     def _release(
         self, lane: Lane, ended: Sequence[int], reason: FinishReason | None = None
-    ) -> list[Finished]:
+    ) -> Responses:
         """Turn slots into completions and free them. `reason` None means stop or length."""
         if not ended:
             return []
@@ -166,7 +166,7 @@ class CachedSampler(ModuleSampler):
         return finished
 
     @torch.inference_mode()
-    def _stop(self, ids: set[str]) -> list[Finished]:
+    def _stop(self, ids: set[str]) -> Responses:
         stopped = self._stop_waiting(ids)
         for lane in self._lanes:
             active = enumerate(lane.slots.requests)

@@ -8,7 +8,7 @@ Weights lie in memory that has no name, and is gone with this process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from math import inf
@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from oxrl.engines.sample.host import ERRORS
 from oxrl.engines.sample.workers import EngineActor, Laid, abort_answers
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Buckets
 from oxrl.errors import EngineError, LostActorError, Stopped
 from oxrl.runs.deadlines import Deadline
 from oxrl.runs.waiting import Patience
@@ -135,7 +135,7 @@ class ThisMachine:
         except LostActorError as lost:
             raise LostActorError(f"{what} died: {lost}") from lost
 
-    def put_buckets(self, buckets: Iterable[Bucket]) -> list[Laid]:
+    def put_buckets(self, buckets: Buckets) -> list[Laid]:
         """See Processes: one after the other into memory, over what was there."""
         path = f"/proc/{os.getpid()}/fd/{self._weights.fileno()}"
         laid: list[Laid] = []

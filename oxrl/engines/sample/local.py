@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.base import Responses
 from oxrl.engines.sample.cache import RowCache, decoding_attention
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.sample.prefill import (
@@ -135,7 +135,7 @@ class LocalSampler(ModuleSampler):
         ended = self._sample(self._slots, first, logits)
         self._finished += self._release(ended)
 
-    def _release(self, ended: Sequence[int], reason: FinishReason | None = None) -> list[Finished]:
+    def _release(self, ended: Sequence[int], reason: FinishReason | None = None) -> Responses:
         """Turn slots into completions and free them. `reason` None means stop or length."""
         if not ended:
             return []
@@ -146,7 +146,7 @@ class LocalSampler(ModuleSampler):
         return finished
 
     @torch.inference_mode()
-    def _stop(self, ids: set[str]) -> list[Finished]:
+    def _stop(self, ids: set[str]) -> Responses:
         waited = self._stop_waiting(ids)
         for item in waited:
             self._prompts.forget(item.request)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample.base import Finished, RowLogprobs, ShownImages, TokenRows
+from oxrl.engines.sample.base import Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.prefill import pad_rows, row_batches
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.adapters import has_adapter
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
@@ -85,23 +85,23 @@ class ModuleSampler(Sampler):
 
     def _completed(
         self, slots: Slots, ended: Sequence[int], reason: FinishReason | None
-    ) -> list[Finished]:
+    ) -> Responses:
         """The completions of slots; `reason` None means stop or length."""
-        finished: list[Finished] = []
+        finished: Responses = []
         for slot, response in zip(ended, slots.responses(ended), strict=True):
             request = slots.requests[slot]
             why = reason or _why_ended(request, response)
             finished.append(self._ended(request, why, response))
         return finished
 
-    def _stop_waiting(self, ids: set[str]) -> list[Finished]:
+    def _stop_waiting(self, ids: set[str]) -> Responses:
         """Give up those of `ids` for which nothing has been sampled here."""
         stopped = [request for request in self._waiting if request.id in ids]
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         return [self._ended(request, "abort", request.prefix) for request in stopped]
 
     @torch.no_grad()
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """See RolloutEngine. Tensors that already are this model's memory are not copied, and get
         no fingerprint.
 

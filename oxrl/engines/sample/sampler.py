@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.base import Finished, Responses
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Requests, Segment
 
@@ -36,7 +36,7 @@ class Sampler(ABC):
         self._context = context
         self._version = version
         self._here: set[str] = set()
-        self._finished: list[Finished] = []
+        self._finished: Responses = []
         self._counted: defaultdict[str, float] = defaultdict(float)
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Sampler(ABC):
         """One step of everything that is here; what it ends goes to `_finished`."""
 
     @abstractmethod
-    def _stop(self, ids: set[str]) -> list[Finished]:
+    def _stop(self, ids: set[str]) -> Responses:
         """Give up those of `ids` that have not finished."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Sampler(ABC):
             else:
                 self._finished.append(self._ended(request, "length", request.prefix))
 
-    def poll(self, deadline_s: float) -> list[Finished]:
+    def poll(self, deadline_s: float) -> Responses:
         start = monotonic()
         try:
             while not self._finished and self._here:
@@ -105,7 +105,7 @@ class Sampler(ABC):
         self._here.difference_update(item.request.id for item in finished)
         return finished
 
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
+    def abort(self, ids: Sequence[str]) -> Responses:
         """See RolloutEngine. What had finished already comes back as it ended."""
         wanted = self._here.intersection(ids)
         aborted = [item for item in self._finished if item.request.id in wanted]

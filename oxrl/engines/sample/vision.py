@@ -6,7 +6,7 @@ go on where those of the prompt end: after an image that is not the number of to
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oxrl.engines.sample.base import ShownImages
 from oxrl.engines.sample.cached import CachedSampler, Lane
 from oxrl.engines.sample.prefill import prompt_of
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import unpadded
@@ -107,7 +107,7 @@ class VisionSampler(CachedSampler):
         pixels = {name: self.images.features(name).tensors for name in names}
         return self._seen.outputs(pixels, names)
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """See ModuleSampler. What a still tower made is kept, unless weights were copied."""
         copied = super().update_weights(buckets, version)
         if copied and self._seen is not None:

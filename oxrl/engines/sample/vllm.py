@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
-from oxrl.engines.sample.base import Finished, RowLogprobs, ShownImages, TokenRows
+from oxrl.engines.sample.base import Finished, Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
@@ -283,8 +283,8 @@ class VllmEngine(Sampler):
             raise EngineError("a request has images, and this sampler was given none")
         return image_prompt(tokens, names, self.images)
 
-    def _stop(self, ids: set[str]) -> list[Finished]:
-        stopped: list[Finished] = []
+    def _stop(self, ids: set[str]) -> Responses:
+        stopped: Responses = []
         for name in [name for name in self._active if name in ids]:
             state = self._state(name)
             tokens = state.detokenizer.output_token_ids
@@ -323,7 +323,7 @@ class VllmEngine(Sampler):
         longest = max((len(active.versions) for active in self._active.values()), default=0)
         return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """See RolloutEngine. Running requests keep their tokens and compute their keys again.
 
         Raises:
@@ -387,7 +387,7 @@ class VllmEngine(Sampler):
                 pieces.setdefault(name, []).extend(held)
         return {name: joined(held) for name, held in pieces.items()}
 
-    def _load(self, buckets: Iterable[Bucket]) -> Exception | None:
+    def _load(self, buckets: Buckets) -> Exception | None:
         """Load until the end, or until vLLM fails: what it said."""
         for bucket in buckets:
             try:

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Proto
 
 from safetensors.torch import load
 
-from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.sample.base import (
+    Finished,
+    Responses,
+    RolloutEngine,
+    RowLogprobs,
+    ShownImages,
+    TokenRows,
+)
+from oxrl.engines.train.base import Bucket, Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.types import Completion, Metrics, Request, Requests
@@ -121,7 +128,7 @@ class Processes(Protocol):
         """
         ...
 
-    def put_buckets(self, buckets: Iterable[Bucket]) -> list[Reference]:
+    def put_buckets(self, buckets: Buckets) -> list[Reference]:
         """Lay weights where actors fetch them, and forget those before; references to them."""
         ...
 
@@ -289,9 +296,9 @@ class RolloutWorkers:
         kept = _shown_by([*worker.in_flight.values(), *requests])
         call(worker, submit_with_images, requests, contents, kept)
 
-    def poll(self, deadline_s: float) -> list[Finished]:
+    def poll(self, deadline_s: float) -> Responses:
         end = monotonic() + deadline_s
-        finished: list[Finished] = []
+        finished: Responses = []
         while not finished:
             busy = [worker for worker in self._workers if worker.in_flight]
             if not busy:
@@ -326,7 +333,7 @@ class RolloutWorkers:
         ready, _ = self.cluster.wait(polls, timeout=0, count=len(polls))
         return ready
 
-    def _collect(self, worker: RolloutWorker) -> list[Finished]:
+    def _collect(self, worker: RolloutWorker) -> Responses:
         """What a finished poll brought; nothing if the actor died over it and was replaced."""
         polled = worker.polling
         worker.polling = None
@@ -337,9 +344,9 @@ class RolloutWorkers:
             return []
         return self._taken(worker, answers)
 
-    def _taken(self, worker: RolloutWorker, answers: Iterable[Answer]) -> list[Finished]:
+    def _taken(self, worker: RolloutWorker, answers: Iterable[Answer]) -> Responses:
         """The requests that a worker has answered, which it has no more."""
-        found: list[Finished] = []
+        found: Responses = []
         for id, completion in answers:
             request = worker.in_flight.pop(id, None)
             if request is None:
@@ -348,8 +355,8 @@ class RolloutWorkers:
             found.append(Finished(request, completion))
         return found
 
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
-        aborted: list[Finished] = []
+    def abort(self, ids: Sequence[str]) -> Responses:
+        aborted: Responses = []
         for worker in self._workers:
             wanted = [id for id in ids if id in worker.in_flight]
             if wanted:
@@ -357,7 +364,7 @@ class RolloutWorkers:
         self._sleep_if_idle()
         return aborted
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
+    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
         """See RolloutEngine. Each bucket is laid out once, for all actors.
 
         Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Embedding, Module, Parameter
 
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.types import TensorMap
+from oxrl.types import Metrics, TensorMap
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -44,7 +44,7 @@ def undecayed(model: Module) -> frozenset[str]:
     )
 
 
-def weight_decays(model: Module, options: TrainerOptions) -> dict[str, float]:
+def weight_decays(model: Module, options: TrainerOptions) -> Metrics:
     """The decay of each parameter, by name."""
     spared = undecayed(model) if options.decay == "matrices" else frozenset[str]()
     return {

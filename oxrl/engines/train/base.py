@@ -19,6 +19,8 @@ from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 # adapter that computes the same.
 Part = Literal["all", "adapter", "merged"]
 Bucket = list[NamedTensor]
+BucketStream = Iterator[Bucket]
+Buckets = Iterable[Bucket]
 # Whole on one rank only; None: it is another rank's.
 OneRanksBucket = Bucket | Whole | None
 # Of weights, by name.
@@ -122,7 +124,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         """
         ...
 
-    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> BucketStream:
         """The weights as the model computes with them; collective across ranks.
 
         Args:

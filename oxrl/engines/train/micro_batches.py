@@ -27,6 +27,8 @@ class MicroBatch(NamedTuple):
 
 
 # One after the other, on one rank.
+# Indices of rows, or how many tokens each row has.
+Integers = list[int]
 MicroBatches = list[MicroBatch]
 
 
@@ -80,7 +82,7 @@ def micro_batches(
     ]
 
 
-def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> MicroBatches:
+def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
     cut: MicroBatches = []
     start = 0
     for count in counts:
@@ -89,7 +91,7 @@ def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> MicroBatche
     return cut
 
 
-def _cut(units: Tensor, lengths: list[int], budget: int) -> MicroBatches:
+def _cut(units: Tensor, lengths: Integers, budget: int) -> MicroBatches:
     cut: MicroBatches = []
     start = 0
     while start < len(lengths):
@@ -123,7 +125,7 @@ def group_micro_batches(
     return [_filled(pieces[rank::ranks], lengths, budget) for rank in range(ranks)]
 
 
-def _units(groups: list[Group], lengths: list[int], count: int) -> list[Group]:
+def _units(groups: list[Group], lengths: Integers, count: int) -> list[Group]:
     """Each of `count` units, pairs of rows, with the tokens that it has where a prompt that its
     rows have in common is there once.
 
@@ -143,10 +145,10 @@ def _units(groups: list[Group], lengths: list[int], count: int) -> list[Group]:
     return [Group([unit], 0, own) for unit, own in enumerate(tokens)]
 
 
-def _fitting(group: Group, lengths: list[int], budget: int) -> list[Group]:
+def _fitting(group: Group, lengths: Integers, budget: int) -> list[Group]:
     """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
     pieces: list[Group] = []
-    rows: list[int] = []
+    rows: Integers = []
     tokens = group.prompt
     for row in sorted(group.rows, key=lambda row: -lengths[row]):
         response = lengths[row] - group.prompt
@@ -160,10 +162,10 @@ def _fitting(group: Group, lengths: list[int], budget: int) -> list[Group]:
     return pieces
 
 
-def _filled(pieces: list[Group], lengths: list[int], budget: int) -> MicroBatches:
+def _filled(pieces: list[Group], lengths: Integers, budget: int) -> MicroBatches:
     """Pieces one after the other into micro-batches."""
     cut: MicroBatches = []
-    rows: list[int] = []
+    rows: Integers = []
     used = 0
     for piece in pieces:
         if rows and used + piece.tokens > budget:
@@ -177,7 +179,7 @@ def _filled(pieces: list[Group], lengths: list[int], budget: int) -> MicroBatche
     return cut
 
 
-def _micro_batch(rows: list[int], lengths: list[int]) -> MicroBatch:
+def _micro_batch(rows: Integers, lengths: Integers) -> MicroBatch:
     longest = max(lengths[row] for row in rows)
     return MicroBatch(torch.tensor(rows, dtype=torch.int64), longest)
 

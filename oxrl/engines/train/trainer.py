@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 from oxrl.checkpoint.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.checkpoint.shard_hashes import part_problems
-from oxrl.checkpoint.shares import Key, PieceOfWeight, ShareWriter, on_cpu
+from oxrl.checkpoint.layout import Key
+from oxrl.checkpoint.shares import PieceOfWeight, ShareWriter, on_cpu
 from oxrl.checkpoint.trainer_state import (
     MASTER,
     CollectiveWriter,
@@ -34,7 +35,7 @@ from oxrl.checkpoint.trainer_state import (
     write_state,
 )
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
-from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
+from oxrl.engines.train.base import BucketStream, OneRanksBucket, Part
 from oxrl.engines.train.micro_batches import (
     Cut,
     Share,
@@ -527,7 +528,7 @@ class Trainer(ABC):
         if state.fits is not None:
             self.micro_batch_tokens = min(self.micro_batch_tokens, state.fits)
 
-    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> BucketStream:
         """See TrainEngine. A copy of each, or on one rank the model's own."""
         whole = self._merged(self._own_weights) if part == "merged" else self._own_weights(part)
         return buckets(whole, limit=sent_bytes(self.device))

@@ -13,7 +13,13 @@ import torch
 from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket, Part, TrainEngine
+from oxrl.engines.train.base import (
+    BucketStream,
+    Fingerprints,
+    OneRanksBucket,
+    Part,
+    TrainEngine,
+)
 from oxrl.errors import EngineError
 from oxrl.types import Images, Metrics
 
@@ -127,7 +133,7 @@ class WeightTransport(Protocol):
         ...
 
 
-def weights_of(policy: TrainEngine, copy: Copy) -> Iterator[Bucket]:
+def weights_of(policy: TrainEngine, copy: Copy) -> BucketStream:
     """What a copy is made of; collective across ranks.
 
     Args:
@@ -156,7 +162,7 @@ def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[OneRanksBucket]:
     return policy.weights_in_turn(copy.part, dtype)
 
 
-def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:
+def copied(weights: BucketStream, copy: Copy) -> BucketStream:
     """The weights as the sampler computes with them.
 
     Args:
@@ -175,7 +181,7 @@ def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:
 
 def score_copy(
     model: Module,
-    weights: Iterator[Bucket],
+    weights: BucketStream,
     probe: Probe,
     copy: Copy,
     images: Images = None,

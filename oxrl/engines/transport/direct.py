@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import Bucket, TrainEngine
+from oxrl.engines.train.base import BucketStream, TrainEngine
 from oxrl.engines.transport.base import (
     Copy,
     Fingerprints,
@@ -61,7 +61,7 @@ class Direct:
         passed = float(self._passed)
         return {"sync/sent_bytes": passed, "sync/driver_bytes": passed}
 
-    def _noted(self, copy: Copy, sent: dict[str, str]) -> Iterator[Bucket]:
+    def _noted(self, copy: Copy, sent: dict[str, str]) -> BucketStream:
         """The copy; notes in `sent` what it looks like as it leaves."""
         for bucket in copied(weights_of(self._policy, copy), copy):
             for name, tensor in bucket:

@@ -13,7 +13,7 @@ import torch
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
-from oxrl.engines.transport.line import Line, Meeting, Seat
+from oxrl.engines.transport.line import Action, Line, Meeting, Seat
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import Whole, in_one_piece
 
@@ -96,7 +96,7 @@ class Sender:
     def _send(
         self, weights: Iterator[OneRanksBucket], copy: Copy, line: Line | None, broken: str
     ) -> Sent:
-        waiting: list[Callable[[], None]] = []
+        waiting: list[Action] = []
         size = most = sent = count = 0
         filled = (bucket for bucket in weights if bucket is None or bucket)
         for index, bucket in enumerate(filled):
@@ -120,7 +120,7 @@ class Sender:
             broken = _why_broken(line.finish)
         return Sent(size, sent, most, broken)
 
-    def _settle(self, waiting: list[Callable[[], None]]) -> str:
+    def _settle(self, waiting: list[Action]) -> str:
         """Wait until what was sent has arrived; why it broke, or nothing."""
         broken = ""
         while waiting and not broken:
@@ -145,7 +145,7 @@ def _made(given: Bucket | Whole, copy: Copy) -> Whole:
     return in_one_piece(next(copied(iter([given]), copy)))
 
 
-def _begin(line: Line, whole: Whole, waiting: list[Callable[[], None]]) -> str:
+def _begin(line: Line, whole: Whole, waiting: list[Action]) -> str:
     """Begin to send a bucket; why it broke, or nothing."""
     return _why_broken(lambda: waiting.append(line.send(whole)))
 

@@ -22,6 +22,8 @@ from oxrl.models.weights import Whole, room_for
 
 # How the tensors of a bucket cross: "gloo" between CPUs, "nccl" between GPUs, "ipc" on one GPU.
 Call = Literal["gloo", "nccl", "ipc"]
+# Waits until a tensor has crossed, or begins to send it.
+Action = Callable[[], None]
 # Who sends has the first place on a line.
 SENDER = 0
 
@@ -82,13 +84,13 @@ class Line:
 
         self._careful(meet)
 
-    def send(self, whole: Whole) -> Callable[[], None]:
+    def send(self, whole: Whole) -> Action:
         """Begin to send a bucket; what waits until it has arrived."""
         shapes = [(name, list(tensor.shape)) for name, tensor in whole.bucket]
         dtype = str(whole.memory.dtype).removeprefix("torch.")
         header = json.dumps({"dtype": dtype, "tensors": shapes}).encode()
 
-        def begin() -> Callable[[], None]:
+        def begin() -> Action:
             self._say(header)
             return self._give(whole.memory.view(torch.uint8))
 
@@ -148,7 +150,7 @@ class Line:
             self._headers.broadcast(text, SENDER).wait()
         return text.numpy().tobytes()
 
-    def _give(self, payload: Tensor) -> Callable[[], None]:
+    def _give(self, payload: Tensor) -> Action:
         """The call itself, of who sends; what waits until it is done."""
         if self._call == "ipc":
             self._say(_handle(payload))

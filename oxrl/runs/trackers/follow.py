@@ -28,6 +28,7 @@ from oxrl.runs.files import (
     write_atomically,
 )
 from oxrl.tables.trackers import TRACKERS
+from oxrl.types import Metrics
 
 POLL_S = 5.0
 
@@ -124,7 +125,7 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[Json],
     return records, offset
 
 
-def numbers(record: Json) -> dict[str, float]:
+def numbers(record: Json) -> Metrics:
     """The metrics of a line, without its step and the hash of the file."""
     values = {key: value for key, value in record.items() if key not in ("step", chain.FIELD)}
     return {key: float(value) for key, value in values.items()}
