@@ -106,7 +106,10 @@ def _order(entry: Entry) -> tuple[int, bytes]:
     return ORDER.index(entry.type.dtype), entry.key.encode()
 
 
-def weight_files(model: Module, stored: Mapping[str, WeightType]) -> list[FileLayout] | None:
+FileLayouts = list[FileLayout]
+
+
+def weight_files(model: Module, stored: Mapping[str, WeightType]) -> FileLayouts | None:
     """The files that `save_model` writes.
 
     Args:
@@ -135,7 +138,7 @@ def weight_files(model: Module, stored: Mapping[str, WeightType]) -> list[FileLa
     return [FileLayout(SINGLE, tuple(entries), {"format": "pt"})]
 
 
-def _hugging_face_files(host: PreTrainedModel, entries: list[Entry]) -> list[FileLayout] | None:
+def _hugging_face_files(host: PreTrainedModel, entries: list[Entry]) -> FileLayouts | None:
     """The files of a Hugging Face model, None where it is stored in another form."""
     if kept_buffers(host):
         return None
@@ -162,7 +165,7 @@ def _without_memory(kind: WeightType) -> Tensor:
     return torch.empty(kind.shape, dtype=kind.dtype, device="meta")
 
 
-def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> list[FileLayout]:
+def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> FileLayouts:
     """The files of one kind of optimizer state, `optimizer_<kind>-00000.safetensors` and on.
 
     Args:
@@ -170,7 +173,7 @@ def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> list[
         names: the weights that have it, with the shape and type of what is kept of each.
     """
     held = [(name, _without_memory(kept)) for name, kept in names]
-    files: list[FileLayout] = []
+    files: FileLayouts = []
     for index, bucket in enumerate(buckets(held)):
         entries = [
             Entry(name, kind, name, WeightType(tensor.shape, tensor.dtype))
@@ -182,7 +185,7 @@ def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> list[
 
 
 def write_description(
-    model: Module, directory: Path, stored: Mapping[str, WeightType], files: list[FileLayout]
+    model: Module, directory: Path, stored: Mapping[str, WeightType], files: FileLayouts
 ) -> None:
     """Write what is said of a model beside its weights: config, generation, code, index.
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from oxrl.checkpoint.layout import WEIGHT, FileLayout, Key
+from oxrl.checkpoint.layout import WEIGHT, FileLayout, FileLayouts, Key
 from oxrl.checkpoint.shard_hashes import Part, joined, write_parts
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import EngineError, NonFiniteError
@@ -69,7 +69,7 @@ class ShareWriter:
         self,
         ranks: Ranks,
         directory: Path,
-        files: list[FileLayout],
+        files: FileLayouts,
         pieces: Mapping[Key, PieceOfWeight],
     ) -> None:
         self._ranks = ranks

@@ -41,6 +41,10 @@ class Piece(NamedTuple):
     sum: int
 
 
+# Of weights, by name, what one worker holds of them.
+HeldPieces = dict[str, list[Piece]]
+
+
 def fingerprint(tensor: Tensor) -> str:
     """16 hexadecimal digits that differ when a value of the tensor does, or its size.
 

@@ -19,14 +19,16 @@ from oxrl.errors import DataError
 
 # The most that is read on the way to another type or device, in bytes.
 READ_BYTES = 16 * 2**20
-TYPES: Mapping[str, torch.dtype] = {
+# By the name that a file gives them.
+TypesByName = Mapping[str, torch.dtype]
+TYPES: TypesByName = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
 # What an optimizer keeps may be codes, too.
-KEPT_TYPES: Mapping[str, torch.dtype] = {**TYPES, "U8": torch.uint8}
+KEPT_TYPES: TypesByName = {**TYPES, "U8": torch.uint8}
 
 
 class StoredTensor(NamedTuple):
@@ -110,7 +112,7 @@ def non_finite_values(tensor: Tensor) -> int:
 StoredTensors = dict[str, StoredTensor]
 
 
-def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> StoredTensors:
+def stored_in(path: Path, types: TypesByName = TYPES) -> StoredTensors:
     """Every tensor of numbers in a safetensors file, by name; of `types`, as the format has them.
 
     The file begins with eight bytes of length and a header in JSON, with the place of each tensor
@@ -138,9 +140,7 @@ def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> StoredTen
     return found
 
 
-def stored_in_folder(
-    folder: Path, pattern: str, types: Mapping[str, torch.dtype] = TYPES
-) -> StoredTensors:
+def stored_in_folder(folder: Path, pattern: str, types: TypesByName = TYPES) -> StoredTensors:
     """Every tensor of `types` in the safetensors files of `pattern`, by name."""
     found: StoredTensors = {}
     for path in sorted(folder.glob(pattern)):

@@ -34,6 +34,7 @@ SENT_FROM_CPU = 24 * 2**20
 VALUE_HEAD = "value_head."
 
 
+Sources = Iterator[tuple[str, Source]]
 NamedTensor = tuple[str, Tensor]
 # One after the other, as they are read or gathered.
 NamedTensors = Iterator[NamedTensor]
@@ -171,9 +172,7 @@ def stored_names(model: Module) -> list[str]:
     ]
 
 
-def stored_weights(
-    model: Module, directory: Path, expected: Mapping[str, WeightType]
-) -> Iterator[tuple[str, Source]]:
+def stored_weights(model: Module, directory: Path, expected: Mapping[str, WeightType]) -> Sources:
     """Every weight that `save_model` wrote: (name in `model`, where to read it).
 
     Args:
@@ -202,7 +201,7 @@ def stored_weights(
         )
 
 
-def _read_parts(model: Module, directory: Path) -> Iterator[tuple[str, Source]]:
+def _read_parts(model: Module, directory: Path) -> Sources:
     """(name in `model`, where to read it) of everything in the files of `directory`."""
     files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
     if not isinstance(model, ValueModel):
@@ -214,7 +213,7 @@ def _read_parts(model: Module, directory: Path) -> Iterator[tuple[str, Source]]:
         yield VALUE_HEAD + name, source
 
 
-def _read_part(host: Module, directory: Path, pattern: str) -> Iterator[tuple[str, Source]]:
+def _read_part(host: Module, directory: Path, pattern: str) -> Sources:
     """(name in `host`, where to read it) of everything in the files of `pattern`."""
     tensors = stored_in_folder(directory, pattern)
     if not tensors:

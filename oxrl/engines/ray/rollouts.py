@@ -17,7 +17,7 @@ from oxrl.engines.sample.workers import (
 from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import LineError
 from oxrl.engines.transport.ends import End, InProcess, Receives
-from oxrl.engines.transport.line import Meeting, Seat
+from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import LostActorError
 
 
@@ -44,7 +44,7 @@ class RolloutActor(EngineActor):
         address = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
         return End(address, self._end.devices)
 
-    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+    def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
         """Meet the training ranks."""
         self._end.join(meeting, seats, address)
 

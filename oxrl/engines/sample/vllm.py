@@ -29,11 +29,11 @@ from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
-from oxrl.engines.transport.line import Meeting, Seat
+from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import vision_family
-from oxrl.models.fingerprints import Piece, joined
+from oxrl.models.fingerprints import HeldPieces, joined
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.vision_family import banned_tokens
 from oxrl.models.weights import save_model
@@ -337,7 +337,7 @@ class VllmEngine(Sampler):
         """See Receives: those of vLLM's workers, each of which receives."""
         return tuple(self._rpc("oxrl_device"))
 
-    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+    def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
         """See Receives."""
         self._rpc("oxrl_join", meeting, [list(own) for own in seats], address)
 
@@ -381,7 +381,7 @@ class VllmEngine(Sampler):
 
     def held(self) -> Fingerprints:
         """See RolloutEngine. On a CPU, packed weights are read through the layers that use them."""
-        pieces: dict[str, list[Piece]] = {}
+        pieces: HeldPieces = {}
         for report in self._rpc("oxrl_held"):
             for name, held in report.items():
                 pieces.setdefault(name, []).extend(held)

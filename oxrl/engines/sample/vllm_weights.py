@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oxrl.models.fingerprints import Piece, piece_of
+from oxrl.models.fingerprints import HeldPieces, Piece, piece_of
 
 # How the names of what has no Hugging Face name begin.
 OWN = "vllm/"
@@ -37,9 +37,7 @@ class Part(NamedTuple):
     size: int
 
 
-def held_pieces(
-    model: Any, delivered: Mapping[str, torch.Size], dtype: torch.dtype
-) -> dict[str, list[Piece]]:
+def held_pieces(model: Any, delivered: Mapping[str, torch.Size], dtype: torch.dtype) -> HeldPieces:
     """Every weight of one worker's model, as pieces of delivered weights as far as that is known.
 
     Args:
@@ -52,7 +50,7 @@ def held_pieces(
         being a second copy of the embedding. What matches no delivered weight has vLLM's name,
         behind `vllm/`.
     """
-    found: dict[str, list[Piece]] = {}
+    found: HeldPieces = {}
     fused = getattr(model, "packed_modules_mapping", {})
     given = _given_names(model, delivered)
     # A tied head has a module of its own, and the embedding's parameter.

@@ -23,7 +23,7 @@ from oxrl.engines.transport.base import BASE, LINE_BROKE, MADE, LineError
 from oxrl.engines.transport.ends import Receiver, name_of, receiver
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.functional.logprobs import NO_CHANCE
-from oxrl.models.fingerprints import Piece, fingerprint
+from oxrl.models.fingerprints import HeldPieces, fingerprint
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import merged_weights
 from oxrl.models.weights import buckets, sent_bytes
@@ -175,7 +175,7 @@ class WorkerExtension:
         runner.reset_mm_cache()
         return self.oxrl_received, sorted(self.oxrl_unloaded)
 
-    def oxrl_held(self) -> dict[str, list[Piece]]:
+    def oxrl_held(self) -> HeldPieces:
         """See `held_pieces`: what this worker computes with now."""
         runner = self.model_runner
         return held_pieces(runner.get_model(), self.oxrl_shapes, runner.model_config.dtype)

@@ -79,7 +79,7 @@ class EngineActor:
         self._engine = build()
         return self._engine.version
 
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+    def call(self, function: Calling, *inputs: Any) -> Any:
         return call_on(self._engine, function, inputs)
 
     def poll(self, seconds: float) -> list[Answer]:
@@ -606,7 +606,7 @@ def _images_of(engine: RolloutEngine) -> ImageStore:
     return cast("SeesImages", engine).images
 
 
-def call_on(engine: object, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+def call_on(engine: object, function: Calling, inputs: Sequence[Any]) -> Any:
     """Call a method as the engine's own class has it, or any other function of an engine."""
     method = getattr(engine, function.__name__, None)
     return function(engine, *inputs) if method is None else method(*inputs)

@@ -29,6 +29,7 @@ class MicroBatch(NamedTuple):
 # One after the other, on one rank.
 # Indices of rows, or how many tokens each row has.
 Integers = list[int]
+Groups = list[Group]
 MicroBatches = list[MicroBatch]
 
 
@@ -125,7 +126,7 @@ def group_micro_batches(
     return [_filled(pieces[rank::ranks], lengths, budget) for rank in range(ranks)]
 
 
-def _units(groups: list[Group], lengths: Integers, count: int) -> list[Group]:
+def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
     """Each of `count` units, pairs of rows, with the tokens that it has where a prompt that its
     rows have in common is there once.
 
@@ -145,9 +146,9 @@ def _units(groups: list[Group], lengths: Integers, count: int) -> list[Group]:
     return [Group([unit], 0, own) for unit, own in enumerate(tokens)]
 
 
-def _fitting(group: Group, lengths: Integers, budget: int) -> list[Group]:
+def _fitting(group: Group, lengths: Integers, budget: int) -> Groups:
     """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
-    pieces: list[Group] = []
+    pieces: Groups = []
     rows: Integers = []
     tokens = group.prompt
     for row in sorted(group.rows, key=lambda row: -lengths[row]):
@@ -162,7 +163,7 @@ def _fitting(group: Group, lengths: Integers, budget: int) -> list[Group]:
     return pieces
 
 
-def _filled(pieces: list[Group], lengths: Integers, budget: int) -> MicroBatches:
+def _filled(pieces: Groups, lengths: Integers, budget: int) -> MicroBatches:
     """Pieces one after the other into micro-batches."""
     cut: MicroBatches = []
     rows: Integers = []

@@ -19,9 +19,15 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
-from oxrl.checkpoint.layout import FileLayout, optimizer_files, weight_files, write_description
+from oxrl.checkpoint.layout import (
+    FileLayout,
+    FileLayouts,
+    Key,
+    optimizer_files,
+    weight_files,
+    write_description,
+)
 from oxrl.checkpoint.shard_hashes import part_problems
-from oxrl.checkpoint.layout import Key
 from oxrl.checkpoint.shares import PieceOfWeight, ShareWriter, on_cpu
 from oxrl.checkpoint.trainer_state import (
     MASTER,
@@ -474,7 +480,7 @@ class Trainer(ABC):
         self,
         directory: Path,
         adam_steps: Mapping[str, int],
-        weights: list[FileLayout] | None,
+        weights: FileLayouts | None,
         refused: OSError | SafetensorError | None,
     ) -> None:
         """Write what belongs beside the tensors, and is small.

@@ -13,7 +13,7 @@ import torch
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
-from oxrl.engines.transport.line import Action, Line, Meeting, Seat
+from oxrl.engines.transport.line import Action, Line, Meeting, Seat, Seats
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import Whole, in_one_piece
 
@@ -204,7 +204,7 @@ class Receives(Protocol):
         """The GPU of each process that receives; "" for a CPU."""
         ...
 
-    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+    def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
         """Meet the ranks.
 
         Args:
@@ -232,7 +232,7 @@ class InProcess:
         model = cast("Any", self._engine).model
         return next(model.parameters()).device
 
-    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+    def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
         self._receiver = None
         self._receiver = receiver(meeting, seats[0], address=address, device=self._device())
 

@@ -52,6 +52,10 @@ class Seat(NamedTuple):
     place: int
 
 
+# Of each end, its places.
+Seats = Sequence[Sequence[Seat]]
+
+
 class Line:
     """A place on one line; every failure of the connection is a LineError, and cuts it.
 
