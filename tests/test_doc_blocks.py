@@ -261,7 +261,8 @@ def test_commands_do_what_is_said(
 def options(command: str) -> set[str]:
     """Every option of a command."""
     group: Any = typer.main.get_command(app)
-    return {name for option in group.commands[command].params for name in option.opts}
+    found = group.get_command(None, command)
+    return {name for option in found.params for name in option.opts}
 
 
 @pytest.mark.parametrize("page", sorted({b.page for b in OPEN if b.kind == "command"}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,10 @@ class PieceOfWeight(NamedTuple):
     name: str
     start: int
     values: Tensor
+
+
+# With the kind of each.
+HeldWeights = Iterator[tuple[str, PieceOfWeight]]
 
 
 def on_cpu(piece: PieceOfWeight, dtype: torch.dtype) -> PieceOfWeight:

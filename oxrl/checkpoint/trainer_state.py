@@ -21,16 +21,13 @@ from oxrl.engines.train.rules import KEPT, LOW_PRECISION
 from oxrl.errors import CheckpointError, NonFiniteError
 from oxrl.models.stored import (
     KEPT_TYPES,
+    NamedTensors,
     Source,
     StoredTensor,
     non_finite_values,
     stored_in_folder,
 )
-from oxrl.models.weights import (
-    NamedTensors,
-    WeightType,
-    stored_weights,
-)
+from oxrl.models.weights import WeightType, stored_weights
 from oxrl.tables.engines import Masters, Optimizer
 
 STATE_FILE = "trainer_state.json"

@@ -35,9 +35,9 @@ from oxrl.models.adapters import (
 )
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
+from oxrl.models.stored import NamedTensor, NamedTensors
 from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import language_linears
-from oxrl.models.weights import NamedTensor, NamedTensors
 from oxrl.types import TensorMap
 
 # Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -108,6 +108,9 @@ def non_finite_values(tensor: Tensor) -> int:
     return int((~tensor.isfinite()).sum())
 
 
+NamedTensor = tuple[str, Tensor]
+# One after the other, as they are read or gathered.
+NamedTensors = Iterator[NamedTensor]
 # By name.
 StoredTensors = dict[str, StoredTensor]
 

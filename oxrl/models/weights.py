@@ -21,7 +21,7 @@ from oxrl.models.adapters import ADAPTER_FILE, has_adapter, model_name
 from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.meta_init import DECODER
 from oxrl.models.network import ValueModel
-from oxrl.models.stored import GivenTensor, Source, stored_in_folder
+from oxrl.models.stored import GivenTensor, NamedTensor, Source, stored_in_folder
 from oxrl.types import TensorMap, Tensors
 
 BUCKET_BYTES = 512 * 2**20
@@ -33,11 +33,7 @@ SENT_FROM_CPU = 24 * 2**20
 # Prefix of a ValueModel's other parameters, which are in a file of their own.
 VALUE_HEAD = "value_head."
 
-
 Sources = Iterator[tuple[str, Source]]
-NamedTensor = tuple[str, Tensor]
-# One after the other, as they are read or gathered.
-NamedTensors = Iterator[NamedTensor]
 
 
 class WeightType(NamedTuple):

@@ -35,13 +35,17 @@ class RowRules:
     images: Images
 
 
+# Of rows, by what became of them.
+Counts = dict[str, int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainableRows:
     """The rows that are trained on, their places in `RolloutStep.rollouts`, and the others."""
 
     batch: RolloutBatch
     places: list[int]
-    dropped: dict[str, int]
+    dropped: Counts
 
 
 def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> TrainableRows:
@@ -64,7 +68,7 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         strict_version=version if rules.strict else None,
     )
     keep = torch.ones(len(batch), dtype=torch.bool)
-    dropped: dict[str, int] = {}
+    dropped: Counts = {}
 
     def drop(reason: str, rows: Tensor) -> None:
         dropped[reason] = int((keep & rows).sum())
@@ -119,7 +123,7 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
 
 
 def sample_metrics(
-    counts: dict[str, int], step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
+    counts: Counts, step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
 ) -> Metrics:
     """What was sampled, what the sampler counted, and what became of every sample.
 
@@ -130,7 +134,7 @@ def sample_metrics(
 
 
 def count_samples(
-    counts: dict[str, int], step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
+    counts: Counts, step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
 ) -> Metrics:
     """Every sample is accounted for: dispatched = trained + dropped for a reason + in flight.
 

@@ -118,7 +118,7 @@ def test_weights_that_are_the_samplers_own_memory_cost_nothing(
     policy = load_policy("builtin:tiny", LoadOptions(seed=0))
     sampler = LocalSampler(policy, TOKENIZER)
     monkeypatch.setattr(
-        "oxrl.engines.sample.module_sampler.fingerprint",
+        "oxrl.models.fingerprints.fingerprint",
         lambda tensor: pytest.fail("read a whole tensor"),
     )
     assert (

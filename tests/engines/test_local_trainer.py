@@ -14,7 +14,7 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from oxrl.engines.train import trainer as trainer_module
+from oxrl.engines.train import offload
 from oxrl.engines.train.adamw import undecayed
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.offload import FEWEST_BYTES, offloaded
@@ -517,7 +517,7 @@ def test_offloaded_activations_are_the_inputs_of_layers_and_change_no_gradient(
     batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    monkeypatch.setattr(trainer_module, "offloaded", partial(offloaded, copied.append))
+    monkeypatch.setattr(offload, "offloaded", partial(offloaded, copied.append))
     sizes = BUILTIN_DIMS["builtin:tiny"]
     layers = sizes["num_hidden_layers"]
     hidden = sizes["hidden_size"]
@@ -526,12 +526,12 @@ def test_offloaded_activations_are_the_inputs_of_layers_and_change_no_gradient(
     rows = [(4, longest)] * batch_rows
     batch = batches(rows, dtype=torch.float32, vocabulary=sizes["vocab_size"])["supervised"]
     gradients: list[torch.Tensor] = []
-    for offload in (False, True):
+    for offloads in (False, True):
         model = load_policy("builtin:tiny", LoadOptions(seed=0))
-        options = TrainerOptions(lr=1e-3, gradient_checkpointing=True, offload_activations=offload)
+        options = TrainerOptions(lr=1e-3, gradient_checkpointing=True, offload_activations=offloads)
         LocalTrainer(model, options).forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-        if not offload:
+        if not offloads:
             assert copied == []
     assert torch.equal(*gradients)
     one_input = batch.inputs.tokens.numel() * hidden * 4

@@ -52,7 +52,8 @@ from oxrl.engines.transport.base import (
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
-from oxrl.models.weights import NamedTensor, NamedTensors, buckets
+from oxrl.models.stored import NamedTensor, NamedTensors
+from oxrl.models.weights import buckets
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.runs.files import size_of
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want

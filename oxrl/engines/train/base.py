@@ -12,7 +12,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from oxrl.models.weights import NamedTensor, Whole
+from oxrl.models.stored import NamedTensor
+from oxrl.models.weights import Whole
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
 # Of a policy with an adapter: all of its weights, the adapter's alone, or those of a model without

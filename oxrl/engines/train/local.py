@@ -12,7 +12,7 @@ from torch.nn import Module, Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.checkpoint.layout import WEIGHT
-from oxrl.checkpoint.shares import PieceOfWeight
+from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
 from oxrl.checkpoint.trainer_state import MASTER, StoredWeight, has_master
 from oxrl.engines.train.adamw import Piece, adamw
 from oxrl.engines.train.base import Part
@@ -21,8 +21,7 @@ from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KINDS, LOW_PRECISION
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.four_bit import whole_weight
-from oxrl.models.stored import Source
-from oxrl.models.weights import NamedTensors
+from oxrl.models.stored import NamedTensors, Source
 from oxrl.types import Tensors
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class LocalTrainer(Trainer):
         states = {name: self._adam.state.get(master) for name, master in self._masters.items()}
         return {name: int(state["step"]) for name, state in states.items() if state}
 
-    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+    def _held(self) -> HeldWeights:
         for name, parameter in self.model.named_parameters():
             yield WEIGHT, self._place(name, parameter)
         for name, master in self._masters.items():

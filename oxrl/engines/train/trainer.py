@@ -28,7 +28,7 @@ from oxrl.checkpoint.layout import (
     write_description,
 )
 from oxrl.checkpoint.shard_hashes import part_problems
-from oxrl.checkpoint.shares import PieceOfWeight, ShareWriter, on_cpu
+from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, on_cpu
 from oxrl.checkpoint.trainer_state import (
     MASTER,
     CollectiveWriter,
@@ -66,16 +66,8 @@ from oxrl.models.network import (
     vocabulary_of,
 )
 from oxrl.models.shrink import check_small
-from oxrl.models.stored import GivenTensor
-from oxrl.models.weights import (
-    NamedTensor,
-    NamedTensors,
-    WeightType,
-    buckets,
-    save_model,
-    sent_bytes,
-    stored_names,
-)
+from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
+from oxrl.models.weights import WeightType, buckets, save_model, sent_bytes, stored_names
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
 if TYPE_CHECKING:
@@ -191,7 +183,7 @@ class Trainer(ABC):
         """How often AdamW stepped each weight that it has moments of."""
 
     @abstractmethod
-    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+    def _held(self) -> HeldWeights:
         """(WEIGHT, MASTER or a kind of what is kept, piece) of all that this rank is to write.
 
         All ranks together hold every element once.

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from oxrl.checkpoint.layout import WEIGHT
-from oxrl.checkpoint.shares import PieceOfWeight
+from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
 from oxrl.checkpoint.trainer_state import StoredWeight
 from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Part
@@ -32,7 +32,7 @@ from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.meta_init import materialised
-from oxrl.models.weights import NamedTensors
+from oxrl.models.stored import NamedTensors
 from oxrl.runs.files import Json
 from oxrl.types import Output, TokenBatch, Want
 
@@ -333,7 +333,7 @@ class DeepSpeedTrainer(Trainer):
         count = max([int(state.get("step", 0)) for state in self._adam_states()], default=0)
         return dict.fromkeys(self._named, count) if count else {}
 
-    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+    def _held(self) -> HeldWeights:
         for name, p in self.model.named_parameters():
             if self._stage == 3:
                 yield WEIGHT, self._piece_of(name)
