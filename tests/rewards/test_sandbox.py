@@ -332,13 +332,16 @@ def test_who_could_not_be_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     # The machine is too busy for the program, first beside others and then again.
     late = Finding(0, 1, "the program did not end within 1 s", starved=True)
     monkeypatch.setattr(client, "finding", lambda *_: late)
-    sandbox = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=0.0))
+    # Tests beside this one judge, too: of them it waits for as long as it takes.
+    patient = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=120.0))
+    hasty = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=0.0))
     try:
-        assert judged(sandbox, RIGHT, ADD, partial=False).value == 0.0
-        with client.turn(9, alone=True):
-            score = judged(sandbox, RIGHT, ADD, partial=False)
+        assert judged(patient, RIGHT, ADD, partial=False).value == 0.0
+        with client.turn(120, alone=True):
+            score = judged(hasty, RIGHT, ADD, partial=False)
     finally:
-        sandbox.close()
+        patient.close()
+        hasty.close()
     assert (score.value, score.status) == (None, "error")
     assert "others were judged for all of 1 s" in score.reason
 
