@@ -13,6 +13,7 @@ Every run gets a fresh directory under `runs/`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -20,16 +21,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oxrl.assembly import assembly
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.pool_choice import reward_pool
+from oxrl.rewards.pools import SinglePool
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Group, Score
 
 HERE = Path(__file__).parent
 # The part of the task that decides how hard it is. Half of the demonstrations forget the carry, so
@@ -56,24 +59,23 @@ class Result:
     seconds: float
 
 
-class PermutedRewards(RewardPool):
+def permuted_pool(*given: Any, **named: Any) -> SinglePool:
     """The control: every score goes to a response it does not belong to. Means stay, the signal is
     gone.
     """
+    pool = reward_pool(*given, **named)
+    right = pool.score
+    calls = itertools.count(1)
 
-    _calls = 0
-
-    def score(
-        self,
-        groups: Sequence[tuple[Prompt, Sequence[Completion]]],
-        patience: Patience | None = None,
-    ) -> list[list[Score]]:
-        scored = super().score(groups, patience)
+    def score(groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        scored = right(groups, patience)
         flat = [score for group in scored for score in group]
-        PermutedRewards._calls += 1
-        random.Random(stable_seed("control", self._calls)).shuffle(flat)
+        random.Random(stable_seed("control", next(calls))).shuffle(flat)
         shuffled = iter(flat)
         return [[next(shuffled) for _ in group] for group in scored]
+
+    pool.score = score
+    return pool
 
 
 def say(text: str = "") -> None:
@@ -126,12 +128,11 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
         f"data.train={folder / 'data/rl.jsonl'}",
         f"model.name={warm}",
     ]
-    original = assembly.RewardPool
-    assembly.RewardPool = PermutedRewards if control else original
+    assembly.reward_pool = permuted_pool if control else reward_pool
     try:
         run(load_config(HERE / "rl.yaml", shared + rl))
     finally:
-        assembly.RewardPool = original
+        assembly.reward_pool = reward_pool
     after = accuracies(max((folder / "rl/checkpoints").glob("step_*")), folder, seed, "after")
     return Result(before=before, after=after, seconds=time.monotonic() - start)
 
