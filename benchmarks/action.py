@@ -21,8 +21,6 @@ from PIL import Image
 
 from oxrl.data.rows import Json
 from oxrl.environments.pool import EnvironmentPool
-from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
-from oxrl.environments.simulator import SimulatorEnvironment
 from oxrl.modelfiles.builtin_vision import TINY_VLA, vision_policy, vision_tokenizer
 from oxrl.models.image_features import ImageReader
 from oxrl.models.network import CausalNetwork, unpadded
@@ -30,6 +28,8 @@ from oxrl.models.vision_network import read_with_images
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt, Ragged, TokenBatch
 from oxrl.usercode.environments import as_step
+from oxrl_robots.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
+from oxrl_robots.simulator import SimulatorEnvironment
 
 PROMPT = Prompt(uid="p", messages=(), token_ids=())
 SIMULATORS: dict[str, Json] = {

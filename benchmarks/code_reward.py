@@ -14,9 +14,9 @@ import os
 import time
 from pathlib import Path
 
-from oxrl.data.prepare.published import humaneval
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Segment
+from oxrl_datasets.published import humaneval
 
 
 def main() -> None:

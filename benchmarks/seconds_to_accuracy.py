@@ -227,8 +227,8 @@ def trl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> N
 def warm_start(folder: Path, seed: int) -> dict[str, Any]:
     """Data of the task, and the model that has seen half of it wrong."""
     from oxrl.config import load_config
-    from oxrl.data.prepare import PREPARERS
     from oxrl.recipes import run
+    from oxrl_datasets.prepare import PREPARERS
 
     data = folder / "data"
     PREPARERS["arithmetic"](None, data, seed=seed, **TASK)

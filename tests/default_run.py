@@ -16,7 +16,9 @@ from types import FrameType
 
 from oxrl.cli import app
 
-PACKAGE = str(Path(__file__).resolve().parent.parent / "oxrl") + "/"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = str(ROOT / "oxrl") + "/"
+BESIDE = str(ROOT / "packages") + "/"
 
 
 class Watch:
@@ -32,10 +34,10 @@ class Watch:
             return
         if code.co_name == "<module>":
             self._importing += 1 if event == "call" else -1
-        elif not self._importing and code.co_filename.startswith(PACKAGE):
+        elif not self._importing and code.co_filename.startswith((PACKAGE, BESIDE)):
             name = code.co_qualname
             if self.calls or name == "SharedWeights.deliver":
-                file = code.co_filename.removeprefix(PACKAGE)
+                file = code.co_filename.removeprefix(PACKAGE).removeprefix(BESIDE)
                 self.calls.append((event, file, name, code.co_firstlineno))
 
 

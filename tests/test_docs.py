@@ -72,7 +72,8 @@ def texts_of_oxrl() -> list[str]:
     """Every text that stands in the package."""
     return [
         node.value
-        for path in (ROOT / "oxrl").rglob("*.py")
+        for folder in ("oxrl", "packages")
+        for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "oxrl"
+BESIDE = ROOT / "packages"
 FOLDERS = {
     "functional": sorted((PACKAGE / "functional").rglob("*.py")),
     "rewards": sorted((PACKAGE / "rewards").rglob("*.py")),
@@ -26,6 +27,10 @@ FOLDERS = {
         *sorted((PACKAGE / "engines").glob("*/base.py")),
     ],
     "api": [PACKAGE / "api.py"],
+    # A tracker's process is called by the run alone, as a run's own parts are.
+    "packages": [
+        path for path in sorted(BESIDE.rglob("*.py")) if path.parts[-2] != "oxrl_trackers"
+    ],
 }
 # What a policy reads of its built-in tool is this docstring, and `Args:` would change its prompts.
 READ_BY_POLICIES = ("calculator",)
@@ -70,7 +75,11 @@ def read_class(node: ast.ClassDef) -> Class:
     return found
 
 
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+TREES = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
+    for root in (PACKAGE, BESIDE)
+    for path in root.rglob("*.py")
+}
 # By name; two classes of one name are both asked.
 CLASSES: dict[str, list[Class]] = {}
 for tree in TREES.values():

@@ -13,11 +13,11 @@ from oxrl import __version__
 from oxrl.cli import app
 from oxrl.commands.evaluate import run_generate
 from oxrl.config import Config
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.recipes import run
 from oxrl.tables.policy import ROWS
 from oxrl.types import Sampling
+from oxrl_datasets.prepare import PREPARERS
 
 ENDING = {"run": {"name": "s", "steps": 2, "threads": 1, "mlflow": False, "checkpoint_every": 1}}
 SFT = {

@@ -21,11 +21,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "oxrl"
+# What is found by entry points: graders, sandbox, environments and others.
+BESIDE = ROOT / "packages"
 
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 395_300
+MOST_NODES = 325_000
+# The aim is 67,000.
+MOST_NODES_BESIDE = 71_400
 # Of all files that a default run imports; the aim is 150 and 140,000.
 MOST_FILES_READ = 204
 MOST_NODES_READ = 154_000
@@ -149,7 +153,12 @@ def figures(path: Path) -> Figures:
     return found
 
 
-FILES = {path.relative_to(PACKAGE): figures(path) for path in sorted(PACKAGE.rglob("*.py"))}
+PLACES = {
+    path.relative_to(root): path
+    for root in (PACKAGE, BESIDE)
+    for path in sorted(root.rglob("*.py"))
+}
+FILES = {path: figures(place) for path, place in PLACES.items()}
 FOLDERS = sorted({path.parts[0] if len(path.parts) > 1 else "." for path in FILES})
 
 
@@ -169,9 +178,12 @@ def test_the_package_has_no_more_nodes_than_it_had() -> None:
     for name in FOLDERS:
         found = folder(name)
         say(f"{name:12} {found.nodes:7} nodes, {nodes_per_statement(found):.1f} per statement")
-    total = sum((found.nodes for found in FILES.values()), 0)
-    say(f"{'all':12} {total:7} nodes, at most {MOST_NODES}")
-    assert total <= MOST_NODES
+    beside = sum(folder(name).nodes for name in FOLDERS if name.startswith("oxrl_"))
+    core = sum(folder(name).nodes for name in FOLDERS) - beside
+    say(f"{'the core':12} {core:7} nodes, at most {MOST_NODES}")
+    say(f"{'packages':12} {beside:7} nodes, at most {MOST_NODES_BESIDE}")
+    assert core <= MOST_NODES
+    assert beside <= MOST_NODES_BESIDE
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -195,8 +207,8 @@ def test_the_package_reads_one_thought_per_line() -> None:
 
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path in FILES:
-        for node in ast.walk(ast.parse((PACKAGE / path).read_text(encoding="utf-8"))):
+    for path, place in PLACES.items():
+        for node in ast.walk(ast.parse(place.read_text(encoding="utf-8"))):
             if isinstance(node, FUNCTIONS):
                 yield path, node
 
@@ -229,9 +241,9 @@ def test_no_function_is_long_or_has_many_branches_or_arguments() -> None:
 def test_maths_and_tables_name_their_functions() -> None:
     """Go-to-definition works from a table's cell to the formula: nothing there is a lambda."""
     found: list[str] = []
-    for path in FILES:
+    for path, place in PLACES.items():
         if path.parts[0] in ("functional", "tables"):
-            tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+            tree = ast.parse(place.read_text(encoding="utf-8"))
             lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
             found += [f"{path}:{node.lineno}" for node in lambdas]
     assert found == []
@@ -271,7 +283,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     config.write_text(CONFIG.format(folder=folder))
     found = folder / "found.json"
     command = [sys.executable, str(ROOT / "tests/default_run.py"), str(config), str(found)]
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    here = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BESIDE}"}
     output = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
     assert output.returncode == 0, output.stdout + output.stderr
     return json.loads(found.read_text())
@@ -296,7 +308,8 @@ def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_us
 
 def test_a_default_run_reads_few_files(default_run: dict[str, Any]) -> None:
     inside = [Path(file) for file in default_run["imported"].values() if file]
-    read = [FILES[path.relative_to(PACKAGE)] for path in inside if path.is_relative_to(PACKAGE)]
+    known = {PLACES[path]: found for path, found in FILES.items()}
+    read = [known[path] for path in inside if path in known]
     total = sum((found.nodes for found in read), 0)
     say(f"a default run imports {len(read)} files of {total} nodes")
     assert len(read) <= MOST_FILES_READ

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("benchmarks", "docs", "experiments", "one_page")
+OURS = ("oxrl.", *(path.name for path in (ROOT / "packages").iterdir()))
 SCRIPTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -31,7 +32,7 @@ def missing(tree: ast.Module) -> list[str]:
     modules: dict[str, types.ModuleType] = {}
     wrong: list[str] = []
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("oxrl."):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(OURS):
             continue
         for alias in node.names:
             value = found(str(node.module), alias.name)

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from oxrl.cli import app
-from oxrl.environments.calculator import calculator
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import save_model
+from oxrl_envs.calculator import calculator
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "experiments" / "smollm2"

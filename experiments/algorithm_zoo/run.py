@@ -24,10 +24,10 @@ from typing import Any
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
 from oxrl.tables.policy import ROWS, Row
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from oxrl.environments import Step
-from oxrl.environments.calculator import calculator
 from oxrl.types import Prompt
+from oxrl_envs.calculator import calculator
 
 CALL = re.compile(r"<(\d+\*\d+)>")
 Messages = Sequence[dict[str, str]]

@@ -26,13 +26,13 @@ from typing import Any
 from oxrl.assembly import assembly
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import SinglePool
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Group, Score
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 # The part of the task that decides how hard it is. Half of the demonstrations forget the carry, so

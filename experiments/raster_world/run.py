@@ -25,8 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 WORLD = {"instruction": "{color}"}

@@ -34,10 +34,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import dump_config, load_config, load_evaluation_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"

@@ -24,13 +24,13 @@ import numpy as np
 from PIL import Image
 
 from oxrl.data.image_files import FORMATS
-from oxrl.data.lerobot import RobotEpisode, read_episodes
-from oxrl.data.prepare.demonstrations import succeeded
-from oxrl.data.prepare.robot_episodes import shown_image
 from oxrl.environments import Step
 from oxrl.errors import DataError, OxrlError
 from oxrl.types import Prompt
 from oxrl.usercode.environments import as_messages, as_step, find_environment
+from oxrl_robots.demonstrations import succeeded
+from oxrl_robots.lerobot import RobotEpisode, read_episodes
+from oxrl_robots.robot_episodes import shown_image
 
 
 class Replayed(NamedTuple):

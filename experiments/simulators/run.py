@@ -33,10 +33,10 @@ import yaml
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
-from oxrl.environments.simulator import SimulatorEnvironment
 from oxrl.recipes import run
 from oxrl.types import Prompt
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_robots.simulator import SimulatorEnvironment
 
 HERE = Path(__file__).resolve().parent
 # Imitation ends where the wanted share of TRIED sampled episodes of other seeds succeeds, or after

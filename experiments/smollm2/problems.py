@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxrl.data.prepare.published import ifeval as ifeval_row
-from oxrl.data.prepare.published import oasst_chats
-from oxrl.data.prepare.published import svamp as svamp_row
+from oxrl_datasets.published import ifeval as ifeval_row
+from oxrl_datasets.published import oasst_chats
+from oxrl_datasets.published import svamp as svamp_row
 
 Row = dict[str, Any]
 

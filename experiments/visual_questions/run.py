@@ -22,8 +22,8 @@ from pathlib import Path
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
-from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
+from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
 FILES = ("eval", "eval_other_images", "eval_other_questions")

@@ -551,8 +551,8 @@ def build_other_reward(cfg: Config, name: str) -> SinglePool:
 
 def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
     if asked.name == JUDGE:
-        from oxrl.rewards.judge.pool import JudgePool  # other rewards ask nobody
-        from oxrl.rewards.judge.record import FILE
+        from oxrl_graders.judge.pool import JudgePool  # other rewards ask nobody
+        from oxrl_graders.judge.record import FILE
 
         return JudgePool(
             asked.options,

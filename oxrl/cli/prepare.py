@@ -12,7 +12,7 @@ from oxrl.errors import DataError, known
 
 
 def _complete_dataset(incomplete: str) -> list[str]:
-    from oxrl.data.prepare import PREPARERS
+    from oxrl_datasets.prepare import PREPARERS
 
     return [name for name in PREPARERS if name.startswith(incomplete)]
 
@@ -44,7 +44,7 @@ def prepare(
     ] = None,
 ) -> None:
     """Turn a raw dataset into JSONL or Parquet in oxRL's format."""
-    from oxrl.data.prepare import PREPARERS
+    from oxrl_datasets.prepare import PREPARERS
 
     try:
         preparer = PREPARERS[known(dataset, PREPARERS)]

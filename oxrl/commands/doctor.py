@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from packaging.requirements import Requirement
 
 from oxrl.modelfiles.files import FLASH_INSTALL
-from oxrl.rewards.sandbox import layers
+from oxrl_sandbox import layers
 
 REPAIR = "pip install -e . -c constraints.txt"
 

@@ -56,9 +56,9 @@ class ClosingTool(Protocol):
 # name -> (module, class), imported where it is asked for.
 BUILTIN_TOOLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "calculator": ("oxrl.environments.calculator", "Calculator"),
-        "python": ("oxrl.environments.python_tool", "PythonTool"),
-        "search": ("oxrl.environments.search_tool", "SearchTool"),
+        "calculator": ("oxrl_envs.calculator", "Calculator"),
+        "python": ("oxrl_sandbox.python_tool", "PythonTool"),
+        "search": ("oxrl_envs.search_tool", "SearchTool"),
     }
 )
 FORMS = f"{', '.join(BUILTIN_TOOLS)} or path.py:function"

@@ -62,7 +62,7 @@ from oxrl.types import Completion, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from oxrl.rewards.judge.pool import JudgePool
+    from oxrl_graders.judge.pool import JudgePool
 
 # Rows of each file that are rendered as the model will see them.
 RENDERED = 32

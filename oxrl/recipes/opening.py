@@ -20,7 +20,7 @@ from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
-from oxrl.runs.trackers.mirrors import Trackers
+from oxrl_trackers.mirrors import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
     """The layers of the sandbox that this machine offers, where a program may run in it."""
     if CODE not in cfg.reward.names and not cfg.environment.name:
         return {}
-    from oxrl.rewards.sandbox.layers import layers  # no other run needs a sandbox
+    from oxrl_sandbox.layers import layers  # no other run needs a sandbox
 
     return {"sandbox": layers()}
 

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oxrl.rewards.code import code_reward
     from oxrl.rewards.exact import exact_reward
-    from oxrl.rewards.math import math_reward
+    from oxrl_graders.math import math_reward
+    from oxrl_sandbox.code_reward import code_reward
 
 __all__ = ["code_reward", "exact_reward", "math_reward"]
 
@@ -18,7 +18,10 @@ __all__ = ["code_reward", "exact_reward", "math_reward"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'oxrl.rewards' has no attribute {name!r}")
-    return getattr(import_module(f"oxrl.rewards.{name.removesuffix('_reward')}"), name)
+    from oxrl.rewards.builtin import BUILTINS  # nothing is imported until it is asked for
+
+    module, _, _ = BUILTINS[name.removesuffix("_reward")].partition(":")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

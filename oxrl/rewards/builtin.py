@@ -19,17 +19,17 @@ Scorer = Callable[..., Score | float | list[Score]]
 
 # Name -> module and variable of its row, as an entry point would say it.
 BUILTINS: Mapping[str, str] = {
-    "math": "oxrl.rewards.math:MATH",
+    "math": "oxrl_graders.math:MATH",
     "exact": "oxrl.rewards.exact:EXACT",
-    "code": "oxrl.rewards.code:CODE",
-    "ifeval": "oxrl.rewards.instructions:IFEVAL",
-    "toolcall": "oxrl.rewards.tool_calls:TOOL_CALL",
-    "choice": "oxrl.rewards.choices:CHOICE",
-    "format": "oxrl.rewards.formats:FORMAT",
-    "repetition": "oxrl.rewards.formats:REPETITION",
-    "cosine": "oxrl.rewards.formats:COSINE",
-    "judge": "oxrl.rewards.judge.reward:JUDGE",
-    "reasoning-gym": "oxrl.rewards.verifiers:REASONING_GYM",
+    "code": "oxrl_sandbox.code_reward:CODE",
+    "ifeval": "oxrl_graders.instructions:IFEVAL",
+    "toolcall": "oxrl_graders.tool_calls:TOOL_CALL",
+    "choice": "oxrl_graders.choices:CHOICE",
+    "format": "oxrl_graders.formats:FORMAT",
+    "repetition": "oxrl_graders.formats:REPETITION",
+    "cosine": "oxrl_graders.formats:COSINE",
+    "judge": "oxrl_graders.judge.reward:JUDGE",
+    "reasoning-gym": "oxrl_graders.reasoning_gym_rewards:REASONING_GYM",
 }
 
 

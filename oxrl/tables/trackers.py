@@ -25,26 +25,26 @@ TRACKERS: Mapping[str, TrackerRow] = MappingProxyType(
     {
         "mlflow": TrackerRow(
             "MLflow",
-            "oxrl.runs.trackers.mlflow_tracker",
+            "oxrl_trackers.mlflow_tracker",
             "mlflow",
             "pip install -c constraints.txt -e .",
         ),
         "tensorboard": TrackerRow(
             "TensorBoard",
-            "oxrl.runs.trackers.tensorboard_tracker",
+            "oxrl_trackers.tensorboard_tracker",
             "tensorboard",
             'pip install -c constraints.txt -e ".[tensorboard]"',
         ),
         "wandb": TrackerRow(
             "W&B",
-            "oxrl.runs.trackers.wandb_tracker",
+            "oxrl_trackers.wandb_tracker",
             "wandb",
             'pip install -c constraints.txt -e ".[wandb]"',
         ),
         # Without the pins: it wants an older Pillow than they name.
         "trackio": TrackerRow(
             "trackio",
-            "oxrl.runs.trackers.trackio_tracker",
+            "oxrl_trackers.trackio_tracker",
             "trackio",
             'pip install -e ".[trackio]"',
         ),

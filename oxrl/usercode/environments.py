@@ -20,13 +20,13 @@ from oxrl.usercode.user_code import raised_as, run_module, split_place
 # name -> (module, class), imported where it is asked for.
 BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "agent": ("oxrl.environments.agent", "AgentEnvironment"),
-        "gymnasium": ("oxrl.environments.gymnasium_adapter", "GymnasiumEnvironment"),
-        "openenv": ("oxrl.environments.openenv_adapter", "OpenEnvEnvironment"),
-        "raster-world": ("oxrl.environments.raster_world", "RasterEnvironment"),
-        "reasoning-gym": ("oxrl.environments.reasoning_gym_adapter", "ReasoningGymEnvironment"),
-        "simulator": ("oxrl.environments.simulator", "SimulatorEnvironment"),
-        "textarena": ("oxrl.environments.textarena_adapter", "TextArenaEnvironment"),
+        "agent": ("oxrl_envs.agent", "AgentEnvironment"),
+        "gymnasium": ("oxrl_envs.gymnasium_adapter", "GymnasiumEnvironment"),
+        "openenv": ("oxrl_envs.openenv_adapter", "OpenEnvEnvironment"),
+        "raster-world": ("oxrl_robots.raster_world", "RasterEnvironment"),
+        "reasoning-gym": ("oxrl_envs.reasoning_gym_adapter", "ReasoningGymEnvironment"),
+        "simulator": ("oxrl_robots.simulator", "SimulatorEnvironment"),
+        "textarena": ("oxrl_envs.textarena_adapter", "TextArenaEnvironment"),
         "tools": ("oxrl.environments.tool_environment", "ToolEnvironment"),
     }
 )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.data import lerobot
 from oxrl.data.action_heads import read_head
 from oxrl.data.actions import ActionHead, Quantiles, read_quantiles
 from oxrl.data.chat import ChatEncoder
@@ -21,13 +20,14 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode
 from oxrl.data.fast_head import FastHead
-from oxrl.data.lerobot import Frame, RobotEpisode, read_episodes, write_episodes
-from oxrl.data.prepare import PREPARERS
 from oxrl.data.turns import TurnEncoder
-from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.types import Prompt
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_robots import lerobot
+from oxrl_robots.lerobot import Frame, RobotEpisode, read_episodes, write_episodes
+from oxrl_robots.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ActionHead(

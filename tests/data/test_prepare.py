@@ -15,12 +15,12 @@ import pytest
 
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
-from oxrl.data.prepare import PREPARERS
-from oxrl.data.prepare.visual import CELL, VisualQuestions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rewards import exact_reward, math_reward
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_datasets.visual import CELL, VisualQuestions
 
 Find = Callable[[str], Path]
 

@@ -11,9 +11,9 @@ import pytest
 from judge_server import JudgeServer, judge_server, refused
 
 from oxrl.data.preferences import PreferenceDataset
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import DataError, RewardDefinitionError
 from oxrl.models.load import load_tokenizer
+from oxrl_datasets.prepare import PREPARERS
 
 SAMPLES = [
     {"prompt": "a", "response": "1", "uid": "x"},

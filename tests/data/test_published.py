@@ -13,11 +13,11 @@ import pytest
 
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.preferences import PreferenceDataset
-from oxrl.data.prepare import PREPARERS
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rewards import math_reward
+from oxrl_datasets.prepare import PREPARERS
 
 Find = Callable[[str], Path]
 # name, raw file or folder, rows written per file, rejected raw rows, what reads the result

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from oxrl.environments import openenv_adapter
 from oxrl.environments.pool import EnvironmentPool, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
+from oxrl_envs import openenv_adapter
 
 
 def row(text: str = "Play.", **columns: Any) -> Prompt:

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from oxrl.environments import chat_endpoint
-from oxrl.environments.agent import filled
-from oxrl.environments.chat_endpoint import (
+from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
+from oxrl.errors import EnvironmentDefinitionError
+from oxrl.runs.waiting import Patience
+from oxrl.types import Prompt
+from oxrl_envs import chat_endpoint
+from oxrl_envs.agent import filled
+from oxrl_envs.chat_endpoint import (
     BadRequest,
     ChatEndpoint,
     answer_message,
     plain_message,
     read_request,
 )
-from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
-from oxrl.errors import EnvironmentDefinitionError
-from oxrl.runs.waiting import Patience
-from oxrl.types import Prompt
 
 PROMPT = Prompt(
     uid="7", messages=({"role": "user", "content": "count to 2"},), token_ids=(1,), answer="2"

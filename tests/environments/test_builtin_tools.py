@@ -13,15 +13,15 @@ import pytest
 from oxrl.environments.base import ToolUnavailable
 from oxrl.environments.builtin_tools import find_tool
 from oxrl.environments.pool import EnvironmentPool
-from oxrl.environments.python_tool import PythonTool
-from oxrl.environments.search_tool import Bm25, SearchTool, read_passages
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import ToolFailure, as_tool
 from oxrl.errors import DataError, EnvironmentDefinitionError
-from oxrl.rewards.sandbox import layers
-from oxrl.rewards.sandbox.inside import kernel
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
+from oxrl_envs.search_tool import Bm25, SearchTool, read_passages
+from oxrl_sandbox import layers
+from oxrl_sandbox.inside import kernel
+from oxrl_sandbox.python_tool import PythonTool
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "q"},), token_ids=(1,))
 

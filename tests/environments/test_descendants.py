@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
-from oxrl.rewards.code import judged
-from oxrl.rewards.sandbox.client import Sandbox
-from oxrl.rewards.sandbox.inside.confine import Limits
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Segment
+from oxrl_sandbox.client import Sandbox
+from oxrl_sandbox.code_reward import judged
+from oxrl_sandbox.inside.confine import Limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="keepers are those of Linux")
 

@@ -13,7 +13,7 @@ from oxrl.types import Prompt
 
 pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install -e ".[gymnasium]"')
 
-from oxrl.environments.gymnasium_adapter import GymnasiumEnvironment, uncolored
+from oxrl_envs.gymnasium_adapter import GymnasiumEnvironment, uncolored
 
 LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "settings": {"is_slippery": False}}
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oxrl.environments.simulator import SimulatorEnvironment
 from oxrl.types import Prompt
+from oxrl_robots.simulator import SimulatorEnvironment
 
 EXPERTS = Path(__file__).resolve().parents[2] / "experiments" / "simulators" / "experts.py"
 PROMPT = Prompt(uid="p", messages=(), token_ids=())

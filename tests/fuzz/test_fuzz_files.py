@@ -21,12 +21,12 @@ from oxrl.config import Config, check_config, dump_config, load_config
 from oxrl.data.actions import object_in
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.prompts import PromptDataset
-from oxrl.environments.openenv_adapter import OpenEnvEnvironment
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError, why_no_file
 from oxrl.modelfiles.hub_status import check_on_hub
 from oxrl.models.load import load_tokenizer
 from oxrl.recipes import run
 from oxrl.runs.machine import note_speed
+from oxrl_envs.openenv_adapter import OpenEnvEnvironment
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LONG = "1" + "0" * 9_999

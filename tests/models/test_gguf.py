@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from oxrl.cli import app
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import DataError
+from oxrl_datasets.prepare import PREPARERS
 
 regex = pytest.importorskip("regex")
 

@@ -70,7 +70,11 @@ class Copies:
         command = [sys.executable, "-m", "pytest", "-qq", "-x", "-p", "no:cacheprovider"]
         command += ["-m", "not full", "--no-summary", f"--basetemp={copy}.tmp", name]
         data = str(self.root.parent / "shared" / "data")
-        here = {"OXRL_TEST_DATA": data, **os.environ, "PYTHONPATH": str(copy)}
+        here = {
+            "OXRL_TEST_DATA": data,
+            **os.environ,
+            "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'packages'}",
+        }
         try:
             done = subprocess.run(
                 command, cwd=copy, env=here, capture_output=True, timeout=LIMIT_S, check=False

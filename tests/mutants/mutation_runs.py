@@ -88,7 +88,8 @@ def readers(mutant: Mutant) -> list[str]:
     """Files of the package whose modules hold a constant under its name."""
     constant = mutant.before.split(" ")[0]
     found = [name for name, module in sys.modules.items() if constant in vars(module)]
-    return [name.replace(".", "/") + ".py" for name in found if name.startswith("oxrl")]
+    files = [name.replace(".", "/") + ".py" for name in found if name.startswith("oxrl")]
+    return [f"packages/{file}" if file.startswith("oxrl_") else file for file in files]
 
 
 def statement_lines(mutant: Mutant) -> range:

@@ -26,11 +26,11 @@ from oxrl.commands.evaluate import run_eval
 from oxrl.config import Config, load_config
 from oxrl.data.action_heads import read_head
 from oxrl.data.fast_head import FastHead
-from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
+from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CHOICES = {"choices": "up,down,left,right"}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from small_runs import metric_lines, rl_config
 
-from oxrl.data.prepare.published import humaneval
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
-from oxrl.rewards.sandbox import client
-from oxrl.rewards.sandbox.layers import why_not
+from oxrl_datasets.published import humaneval
+from oxrl_sandbox import client
+from oxrl_sandbox.layers import why_not
 
 LEVEL = "strict" if not why_not("strict") else "off"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from small_runs import metric_lines, rl_config
 
-from oxrl.data.prepare.published import ifeval
 from oxrl.recipes import run
+from oxrl_datasets.published import ifeval
 
 
 def test_a_run_on_instructions_completes(tmp_path: Path, real_data: Callable[[str], Path]) -> None:

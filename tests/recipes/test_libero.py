@@ -22,11 +22,11 @@ from small_runs import final_files, metric_lines
 
 from oxrl.commands.replay import compare_samples, compare_update, go_through
 from oxrl.config import Config, load_config
-from oxrl.data.lerobot import read_episodes
-from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
 from oxrl.types import Prompt
 from oxrl.usercode.environments import find_environment
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_robots.lerobot import read_episodes
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = f"{ROOT / 'experiments' / 'libero' / 'libero_world.py'}:Libero"

@@ -16,11 +16,11 @@ from vision_families import write_family, write_image
 
 from oxrl.assembly.assembly import row_options
 from oxrl.commands.evaluate import run_eval
-from oxrl.data.prepare import PREPARERS
 from oxrl.data.prompts import PromptDataset
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_parts import part_of
 from oxrl.recipes import run
+from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = "builtin:tiny-vl"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from oxrl.data.prepare.published import humaneval, mbpp
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards import code_reward
-from oxrl.rewards.code import code_of, jobs_of
-from oxrl.rewards.sandbox.layers import why_not
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
+from oxrl_datasets.published import humaneval, mbpp
+from oxrl_sandbox.code_reward import code_of, jobs_of
+from oxrl_sandbox.layers import why_not
 
 LEVEL = "strict" if not why_not("strict") else "off"
 ADD = {"tests": ["assert add(1, 2) == 3", "assert add(20, 22) == 42"], "setup": ""}

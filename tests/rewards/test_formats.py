@@ -10,13 +10,13 @@ from typing import Literal
 import pytest
 from loaded_rewards import load_reward
 
-from oxrl.data.prepare.published import aqua, bbh
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.base import option_problem
-from oxrl.rewards.choices import choice_reward
-from oxrl.rewards.formats import cosine_length_value, format_reward, repetition_reward
-from oxrl.rewards.tool_calls import tool_call_reward
 from oxrl.types import Completion, Prompt, Segment
+from oxrl_datasets.published import aqua, bbh
+from oxrl_graders.choices import choice_reward
+from oxrl_graders.formats import cosine_length_value, format_reward, repetition_reward
+from oxrl_graders.tool_calls import tool_call_reward
 
 PROMPT = Prompt(uid="p", messages=(), token_ids=(1,), answer="2")
 

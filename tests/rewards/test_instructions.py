@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from oxrl.data.prepare.published import ifeval
-from oxrl.rewards.instructions import (
+from oxrl_datasets.published import ifeval
+from oxrl_graders.instructions import (
     CHECKS,
     capital_words_in,
     instructions_reward,
     sentences_in,
 )
-from oxrl.rewards.languages import language_of
+from oxrl_graders.languages import language_of
 
 # kind -> arguments, texts that follow it, texts that do not
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {

@@ -16,12 +16,12 @@ from judge_server import Answer, Json, JudgeServer, judge_server, material, refu
 
 from oxrl.errors import DeadlineError, RewardDefinitionError, RunDirectoryError, Stopped
 from oxrl.rewards.base import option_problem
-from oxrl.rewards.judge import endpoint
-from oxrl.rewards.judge.options import JudgeOptions
-from oxrl.rewards.judge.pool import JudgePool
-from oxrl.rewards.judge.questions import pairs_of_group, verdict_of
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
+from oxrl_graders.judge import endpoint
+from oxrl_graders.judge.options import JudgeOptions
+from oxrl_graders.judge.pool import JudgePool
+from oxrl_graders.judge.questions import pairs_of_group, verdict_of
 
 PROMPT = Prompt(
     uid="p", messages=({"role": "user", "content": "Count."},), token_ids=(1,), answer="12"

@@ -15,8 +15,8 @@ import pytest
 from samplers import TOKENIZER, lively
 
 from oxrl.models.weights import save_model
-from oxrl.rewards.judge.pool import JudgePool
 from oxrl.types import Completion, Prompt
+from oxrl_graders.judge.pool import JudgePool
 
 pytestmark = [
     pytest.mark.skipif(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oxrl.rewards import exact_reward, math_reward
-from oxrl.rewards.quantities import around
+from oxrl_graders.quantities import around
 
 RIGHT = [
     ("<answer>42</answer>", "42"),

@@ -22,14 +22,14 @@ from typing import Any
 
 import pytest
 
-from oxrl.rewards.code import code_reward, judged
-from oxrl.rewards.sandbox import client, layers, remote
-from oxrl.rewards.sandbox.client import Level, Sandbox
-from oxrl.rewards.sandbox.findings import Finding, Job, SandboxError
-from oxrl.rewards.sandbox.inside import confine, filters, folders, grader, kernel, plain, unit
-from oxrl.rewards.sandbox.inside import judged as judged_process
-from oxrl.rewards.sandbox.inside.confine import Confinement, Limits
 from oxrl.types import Score
+from oxrl_sandbox import client, layers, remote
+from oxrl_sandbox.client import Level, Sandbox
+from oxrl_sandbox.code_reward import code_reward, judged
+from oxrl_sandbox.findings import Finding, Job, SandboxError
+from oxrl_sandbox.inside import confine, filters, folders, grader, kernel, plain, unit
+from oxrl_sandbox.inside import judged as judged_process
+from oxrl_sandbox.inside.confine import Confinement, Limits
 
 LIMITS = Limits(cpu_s=2.0, memory_mb=256, disk_mb=8)
 ADD = {"tests": ["assert add(1, 2) == 3"]}
@@ -54,7 +54,7 @@ def test_a_layer_that_does_not_hold_is_found_before_any_program_runs(
 ) -> None:
     # What is sent into the sandbox with one layer taken out: the unit tries what must not work.
     modules = dict(client.bundle.sources())
-    name = "oxrl.rewards.sandbox.inside.confine"
+    name = "oxrl_sandbox.inside.confine"
     line = {
         "filters": "kernel.install_filter(filters.program(kernel.machine(), os.getpid()))",
         "landlock": "kernel.landlock_restrict(around.rules)",
@@ -78,7 +78,7 @@ def test_a_filter_that_lets_files_be_changed_is_found_before_any_program_runs(
     calls: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules = dict(client.bundle.sources())
-    name = "oxrl.rewards.sandbox.inside.filters"
+    name = "oxrl_sandbox.inside.filters"
     line = "ALLOWED: dict[str, tuple[int, int | None]] = {"
     assert line in modules[name]
     modules[name] = modules[name].replace(line, line + calls)
@@ -94,7 +94,7 @@ def test_no_file_is_emptied_where_landlock_is_too_old_to_forbid_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     modules = dict(client.bundle.sources())
-    name = "oxrl.rewards.sandbox.inside.kernel"
+    name = "oxrl_sandbox.inside.kernel"
     line = "version = landlock_version()"
     assert line in modules[name]
     modules[name] = modules[name].replace(line, "version = 1")  # that of Linux 5.13
@@ -374,8 +374,8 @@ def test_a_sandbox_that_dies_is_an_error_once_and_then_started_anew() -> None:
 def test_a_unit_ends_with_the_process_that_started_it() -> None:
     level = "strict" if not layers.why_not("strict") else "off"
     code = (
-        "import os, signal\nfrom oxrl.rewards.sandbox.client import Sandbox\n"
-        "from oxrl.rewards.sandbox.inside.confine import Limits\n"
+        "import os, signal\nfrom oxrl_sandbox.client import Sandbox\n"
+        "from oxrl_sandbox.inside.confine import Limits\n"
         f"s = Sandbox({level!r}, Limits(2.0, 256, 8)); s.start()\n"
         "print(s._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -535,7 +535,7 @@ def test_a_folder_that_goes_while_its_size_is_looked_at_counts_nothing_more(
 MOUNTS = """
 import os, sys
 from pathlib import Path
-from oxrl.rewards.sandbox.inside import kernel
+from oxrl_sandbox.inside import kernel
 
 user, group = os.getuid(), os.getgid()
 try:
@@ -660,7 +660,7 @@ def test_a_program_that_hangs_up_has_time_to_tell_how_it_ended(
 ) -> None:
     # More time than usual, so that no busy machine makes it too little.
     modules = dict(client.bundle.sources())
-    name = "oxrl.rewards.sandbox.inside.unit"
+    name = "oxrl_sandbox.inside.unit"
     line = "LAST_WORDS_S = 0.2\n"
     assert line in modules[name]
     modules[name] = modules[name].replace(line, "LAST_WORDS_S = 20.0\n")

@@ -110,7 +110,7 @@ def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
 
 def _check_times(asked: AskedReward) -> Problems:
     """A program's own limit ends it before its worker is killed: the first is a score."""
-    from oxrl.rewards.sandbox.inside.confine import WAIT_S
+    from oxrl_sandbox.inside.confine import WAIT_S
 
     needed = float(str(asked.options["program_s"])) + WAIT_S + 1.0
     if asked.timeout_s < needed:

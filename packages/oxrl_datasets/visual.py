@@ -1,0 +1,179 @@
+"""Questions about small drawings, made from a seed: which colour is the disc or square in a cell?
+
+A drawing is a row of cells, in each a disc or a square of one of four colours, of random size and a
+little off centre. "b?" asks for the colour in the second cell. Guessing a colour is right once in
+four times; knowing the colours of a drawing of two cells, but not which one is asked for, is right
+in 0.625 of all.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import NamedTuple
+
+from oxrl.data.rows import Fields, Rows
+from oxrl.errors import DataError
+from oxrl.seeds import stable_seed
+from oxrl_datasets.generated import Files, Made
+
+COLORS = {
+    "red": (230, 40, 40),
+    "green": (30, 180, 60),
+    "blue": (50, 80, 230),
+    "yellow": (240, 220, 40),
+}
+CELL = 16  # pixels
+LETTERS = "abcdefgh"
+# File -> the columns that hold the answer; those of eval are for evaluations of either stage.
+BOTH = ("answer", "completion")
+TOLD = {
+    "sft": ("completion",),
+    "rl": ("answer",),
+    "eval": BOTH,
+    "eval_other_images": BOTH,
+    "eval_other_questions": BOTH,
+}
+
+
+class Shape(NamedTuple):
+    """What is drawn in one cell: colour, whether it is a disc, radius, and how far off centre."""
+
+    color: str
+    disc: bool
+    radius: int
+    right: int
+    down: int
+
+
+Scene = tuple[Shape, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualQuestions:
+    """Drawings with a question: rows of sft (completion), rl (answer) and eval (both).
+
+    No drawing of eval occurs in sft or rl. Two more files are controls, whose answers stay those of
+    eval: eval_other_images has every question with the drawing of another row, and
+    eval_other_questions every drawing with the question of another row.
+
+    Args:
+        cells: of a drawing, 2 to 8.
+        sft_rows, rl_rows, eval_rows: how many of each; the controls have as many as eval.
+    """
+
+    cells: int = 2
+    sft_rows: int = 4480
+    rl_rows: int = 2560
+    eval_rows: int = 256
+
+    def make(self, seed: int, limit: int | None) -> Made:
+        """Make the rows of all files, at most `limit` of each.
+
+        Args:
+            seed: of every random choice.
+            limit: at most so many rows in each file; None: as the fields say.
+
+        Returns:
+            The rows of eval, rl, sft and both controls; and how often guessing is right.
+
+        Raises:
+            DataError: an option out of range.
+        """
+        if not 2 <= self.cells <= len(LETTERS):
+            raise DataError(f"cells={self.cells} must lie in 2..{len(LETTERS)}")
+        counts = {"eval": self.eval_rows, "rl": self.rl_rows, "sft": self.sft_rows}
+        if limit is not None:
+            counts = {split: min(count, limit) for split, count in counts.items()}
+        if min(counts.values()) < 1:
+            raise DataError(f"every file needs at least one row, got {counts}")
+        held_out: set[Scene] = set()
+        asked: dict[str, list[tuple[Scene, int]]] = {}
+        for split, count in counts.items():
+            chance = random.Random(stable_seed("visual questions", split, seed))
+            found = asked[split] = []
+            while len(found) < count:
+                scene = tuple(_shape(chance) for _ in range(self.cells))
+                if scene in held_out and split != "eval":
+                    continue
+                if split == "eval":
+                    held_out.add(scene)
+                found.append((scene, chance.randrange(self.cells)))
+        files: Files = {}
+        for split, drawn in asked.items():
+            scenes = [scene for scene, _ in drawn]
+            files[split] = _rows(split, drawn, scenes)
+        drawn = asked["eval"]
+        turned = [*drawn[1:], drawn[0]]
+        others = [scene for scene, _ in turned]
+        files["eval_other_images"] = _rows("eval_other_images", drawn, others)
+        questions = [question for _, question in turned]
+        files["eval_other_questions"] = _rows(
+            "eval_other_questions", drawn, [scene for scene, _ in drawn], questions
+        )
+        return files, {"guess": 1 / len(COLORS), "colors_known": _colors_known(self.cells)}
+
+
+def draw(scene: Sequence[Shape]) -> bytes:
+    """A drawing as a PNG file.
+
+    Args:
+        scene: a shape for every cell, from the left.
+
+    Returns:
+        CELL pixels high, CELL times the cells wide, in RGB.
+    """
+    # Imported where it draws: other datasets do without.
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (CELL * len(scene), CELL), (255, 255, 255))
+    pen = ImageDraw.Draw(image)
+    for cell, shape in enumerate(scene):
+        x = cell * CELL + CELL // 2 + shape.right
+        y = CELL // 2 + shape.down
+        box = (x - shape.radius, y - shape.radius, x + shape.radius, y + shape.radius)
+        fill = pen.ellipse if shape.disc else pen.rectangle
+        fill(box, COLORS[shape.color])
+    written = BytesIO()
+    image.save(written, "PNG")
+    return written.getvalue()
+
+
+def _shape(chance: random.Random) -> Shape:
+    return Shape(
+        color=chance.choice(list(COLORS)),
+        disc=chance.random() < 0.5,
+        radius=chance.randint(4, 7),
+        right=chance.randint(-1, 1),
+        down=chance.randint(-1, 1),
+    )
+
+
+def _rows(
+    split: str,
+    asked: Sequence[tuple[Scene, int]],
+    shown: Sequence[Scene],
+    questions: Sequence[int] | None = None,
+) -> Rows:
+    """Rows of a file; the answers are those to what was asked, whatever is shown instead."""
+    rows: Rows = []
+    for number, (scene, question) in enumerate(asked):
+        letter = LETTERS[question if questions is None else questions[number]]
+        coded = base64.b64encode(draw(shown[number])).decode()
+        row: Fields = {
+            "prompt": f"{letter}?",
+            **dict.fromkeys(TOLD[split], scene[question].color),
+            "images": [f"data:image/png;base64,{coded}"],
+            "uid": f"visual-questions/{split}/{number:06d}",
+            "source": "visual-questions",
+        }
+        rows.append(row)
+    return rows
+
+
+def _colors_known(cells: int) -> float:
+    """How often one of a drawing's colours, chosen blindly, is the one asked for."""
+    return 1 / cells + (1 - 1 / cells) / len(COLORS)

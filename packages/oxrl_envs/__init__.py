@@ -1,0 +1,1 @@
+"""Environments of episodes: agents behind a chat endpoint, adapters of other libraries, tools."""

@@ -1,0 +1,95 @@
+"""Multiple choice: which option a response names, by its letter or its word."""
+
+from __future__ import annotations
+
+import re
+
+from oxrl.rewards.builtin import BuiltIn
+from oxrl.types import Prompt, Score
+
+# What stands before a final answer; the last one in a response counts.
+_MARKER = re.compile(
+    r"<answer>|\\boxed\s*\{|####|(?<!/)\b(?:final\s+)?(?:answer|option|choice)\b(?:\s+is)?\s*[:=]?"
+    r"|\banswer\s*:",
+    re.IGNORECASE,
+)
+_ENDS = re.compile(r"</answer>|\n")
+_PLAIN = re.compile(r"\\text(?:bf|rm|it)?\s*\{|[*_`$\\{}]")
+# "(B)", "B", "B)", "B.", "B: because": a letter that is no word of a sentence.
+_LETTER = re.compile(r"\(([A-Za-z])\)|(?<![\w'])([A-Za-z])(?=\s*(?:[).:,;\]/]|(?:or|and)\b|$))")
+_GOLD = re.compile(r"\(?([A-Za-z])\)?")
+
+
+def choice_reward(response: str, answer: object) -> Score:
+    """Score 1 if a response ends in the right choice, else 0.
+
+    What counts stands behind the last marker (`####`, `<answer>`, `\\boxed{`, "the answer is"), or
+    is the last line where there is none, after any `</think>`. If `answer` is a letter, as in AQuA
+    ("B") or BBH ("(B)"), the one letter there is compared; two different ones name nothing. Any
+    other answer, such as BBH's "True", "24" or ") ]", is compared as text, without regard to case,
+    white space and a final point.
+
+    Args:
+        response: the text that the model wrote.
+        answer: the right choice, a text.
+
+    Returns:
+        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` is no text.
+    """
+    if not isinstance(answer, str) or not answer.strip():
+        return Score(value=None, status="invalid", reason=f"choice needs a text, got {answer!r}")
+    told = final_words(response)
+    gold = _GOLD.fullmatch(answer.strip())
+    if gold is None:
+        found = _normal(told)
+        wanted = _normal(answer)
+        if found != wanted:
+            found = _normal(_PLAIN.sub("", told))
+    else:
+        told = _PLAIN.sub("", told)
+        letters = {(one or other).upper() for one, other in _LETTER.findall(told)}
+        found = letters.pop() if len(letters) == 1 else ""
+        wanted = gold[1].upper()
+    if found == wanted:
+        return Score(value=1.0)
+    return Score(value=0.0, reason=f"read {found[:80]!r}, expected {wanted[:80]!r}")
+
+
+def final_words(response: str) -> str:
+    """What a response says last: behind its last marker ("answer:" and the like), or in its last
+    line.
+
+    Args:
+        response: the text that the model wrote; what it thinks before `</think>` is not read.
+
+    Returns:
+        The words without the marker, up to the end of their line or tag; empty if there are none.
+    """
+    text = response.rpartition("</think>")[2]
+    for marker in reversed(list(_MARKER.finditer(text))):
+        told = _ENDS.split(text[marker.end() :].lstrip(), maxsplit=1)[0]
+        told = told.strip(" :=")
+        if told:
+            return told
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.lower().rstrip(" .").split())
+
+
+def score_choice(prompt: Prompt, text: str) -> Score:
+    """`choice`: 1 if a response names the right option, else 0; see `oxrl_graders.choices`.
+
+    Args:
+        prompt: whose `answer` is a letter or a word.
+        text: the response.
+
+    Returns:
+        As of `choice_reward`.
+    """
+    return choice_reward(text, prompt.answer)
+
+
+CHOICE = BuiltIn(score_choice)

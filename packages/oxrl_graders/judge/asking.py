@@ -1,0 +1,189 @@
+"""Many questions to a judge at once, each answered from the record where it can be."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from oxrl.runs.waiting import LOOK_S, Patience
+from oxrl_graders.judge.endpoint import Endpoint, JudgeError
+from oxrl_graders.judge.options import JudgeOptions
+from oxrl_graders.judge.questions import schema
+from oxrl_graders.judge.record import Judgements, Reply, content_key
+
+Messages = list[dict[str, str]]
+Question = dict[str, Any]
+Outcome = Reply | JudgeError
+
+
+class Judge:
+    """Asks one judge, and remembers what it said.
+
+    Args:
+        options: how it is asked.
+        judgements: what is recorded already, and is added to.
+        requests: at most so many at a time.
+        timeout_s: seconds for each question, with every attempt.
+    """
+
+    def __init__(
+        self, options: JudgeOptions, judgements: Judgements, *, requests: int, timeout_s: float
+    ) -> None:
+        self.options = options
+        self._judgements = judgements
+        self._requests = requests
+        self._timeout_s = timeout_s
+        self._endpoint: Endpoint | None = None
+        self._count_lock = threading.Lock()
+        self._counts = {"questions": 0, "recorded": 0, "prompt_tokens": 0, "completion_tokens": 0}
+
+    def start(self) -> None:
+        """Look for the key.
+
+        Raises:
+            RewardDefinitionError: it is not in the environment.
+        """
+        if self._endpoint is None:
+            key = self.options.key()
+            self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
+
+    def unreachable(self, timeout_s: float) -> str:
+        """Why nobody answers at the endpoint; empty if somebody does.
+
+        Args:
+            timeout_s: seconds to wait for an answer.
+
+        Returns:
+            The reason, in words; nothing is paid for asking.
+        """
+        self.start()
+        assert self._endpoint is not None
+        return self._endpoint.look(timeout_s)
+
+    def counters(self) -> dict[str, int]:
+        """What was asked since this was called last: questions, those of them that were recorded,
+        requests, requests that were sent again, and tokens of what was asked.
+        """
+        with self._count_lock:
+            found = dict(self._counts)
+            self._counts = dict.fromkeys(self._counts, 0)
+        found["requests"] = found["retried"] = 0
+        if self._endpoint is not None:
+            endpoint = self._endpoint
+            found["requests"] = endpoint.requests
+            found["retried"] = endpoint.retried
+            endpoint.requests = endpoint.retried = 0
+        return found
+
+    def ask(self, asked: Sequence[Messages], patience: Patience) -> list[Outcome]:
+        """Put questions to the judge; the same one twice is put once.
+
+        Args:
+            asked: messages of each question.
+            patience: how long to wait for the next reply.
+
+        Returns:
+            A reply for each question, or why there is none.
+
+        Raises:
+            RewardDefinitionError: the key is not in the environment.
+            RunDirectoryError: the record is damaged.
+            Stopped: a signal asked to stop.
+            DeadlineError: no reply came for too long.
+        """
+        questions = [self._question(messages) for messages in asked]
+        keys = [content_key(question) for question in questions]
+        found: dict[str, Outcome] = {}
+        missing: dict[str, Question] = {}
+        for key, question in zip(keys, questions, strict=True):
+            known = self._judgements.find(key)
+            if known is None:
+                missing[key] = question
+            else:
+                found[key] = known
+        self._count(questions=len(keys), recorded=sum(key in found for key in keys))
+        if missing:
+            found |= self._answers(missing, patience)
+        return [found[key] for key in keys]
+
+    def close(self) -> None:
+        """Cut every connection."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+
+    def _question(self, messages: Messages) -> Question:
+        return {
+            "model": self.options.model,
+            "messages": messages,
+            "temperature": self.options.temperature,
+            "max_tokens": self.options.max_tokens,
+            "seed": self.options.seed,
+        }
+
+    def _count(self, **more: int) -> None:
+        with self._count_lock:
+            for name, number in more.items():
+                self._counts[name] += number
+
+    def _answers(self, missing: dict[str, Question], patience: Patience) -> dict[str, Outcome]:
+        """The outcome of every question, by key.
+
+        The threads are daemons: one that hangs where nothing can be cut, in a look-up of a name
+        say, keeps nobody from leaving.
+        """
+        self.start()
+        assert self._endpoint is not None
+        endpoint = self._endpoint
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()
+        for key in missing:
+            waiting.put(key)
+
+        def work() -> None:
+            while True:
+                try:
+                    key = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                done.put((key, self._outcome(endpoint, key, missing[key])))
+
+        for _ in range(min(self._requests, len(missing))):
+            threading.Thread(target=work, name="judge", daemon=True).start()
+        found: dict[str, Outcome] = {}
+        try:
+            while len(found) < len(missing):
+                try:
+                    key, outcome = done.get(timeout=min(patience.slice_s, LOOK_S) or 0.01)
+                except queue.Empty:
+                    patience.look(f"the judge at {endpoint.url}. Is it there, and fast enough?")
+                    continue
+                if not isinstance(outcome, Reply | JudgeError):
+                    raise outcome
+                patience.answered()
+                found[key] = outcome
+        except BaseException:
+            while not waiting.empty():
+                waiting.get_nowait()
+            self.close()
+            raise
+        return found
+
+    def _outcome(self, endpoint: Endpoint, key: str, question: Question) -> Outcome | BaseException:
+        """A reply that is recorded already; why there is none; or what went wrong here."""
+        form = None
+        if self.options.constrained and self.options.verdict == "json":
+            form = schema(self.options)
+        try:
+            reply = endpoint.complete(question, form, time.monotonic() + self._timeout_s)
+            self._count(
+                prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens
+            )
+            return self._judgements.add(key, reply)
+        except JudgeError as error:
+            return error
+        except BaseException as error:  # noqa: BLE001 - a full disk, say: raised where it is waited for
+            return error

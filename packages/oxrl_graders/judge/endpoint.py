@@ -1,0 +1,308 @@
+"""One endpoint that speaks OpenAI's chat completions: a request, sent again where that may help.
+
+Redirects are not followed: they could take the key elsewhere. The key is in no message.
+
+Source: https://platform.openai.com/docs/api-reference/chat/create, the fields of request and reply;
+`response_format` as vLLM's server has it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from oxrl_graders.judge.record import Reply
+
+Json = dict[str, Any]
+# Waits between attempts, in seconds: the first, and the longest.
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+# The longest reply that is read, in bytes.
+MOST_BYTES = 1 << 22
+# More tokens than any question or reply has.
+MOST_TOKENS = 1 << 40
+# Answers that another attempt may not get.
+PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})
+# Of its own, so that nobody's seeds depend on how often a server failed.
+_CHANCE = random.SystemRandom()
+# What a server says that does not know a field.
+UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
+
+
+class JudgeError(Exception):
+    """No reply; the text says why. `late`: for want of time.
+
+    Args:
+        problem: what is wrong, without the key.
+        late: it is for want of time.
+    """
+
+    def __init__(self, problem: str, *, late: bool = False) -> None:
+        super().__init__(problem)
+        self.late = late
+
+
+class _Refused(JudgeError):
+    """The server answered, and not with a reply."""
+
+    def __init__(self, problem: str, status: int, wait_s: float | None) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.wait_s = wait_s
+
+
+class Endpoint:
+    """Sends requests; from any number of threads.
+
+    Args:
+        url: of the API, such as http://localhost:8000/v1.
+        key: sent as a bearer token; empty: none.
+        retries: times that a request which failed is sent again.
+    """
+
+    def __init__(self, url: str, *, key: str = "", retries: int = 4) -> None:
+        self.url = url.rstrip("/").removesuffix("/chat/completions")
+        self._parts = urllib.parse.urlsplit(self.url)
+        self._key = key
+        self._retries = retries
+        # The socket of each exchange: a connection lets go of its own once it reads a reply.
+        self._open: dict[http.client.HTTPConnection, socket.socket | None] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.requests = 0
+        self.retried = 0
+        # Whether the server decodes to a schema; until it says that it does not.
+        self.constrains = True
+
+    def complete(self, question: Json, form: Json | None, deadline: float) -> Reply:
+        """Ask until there is a reply, or no use in asking.
+
+        Args:
+            question: model, messages and sampling, as the API has them.
+            form: JSON schema of the reply, for a server that decodes nothing else; or None.
+            deadline: of `time.monotonic`.
+
+        Returns:
+            What the judge said, and how many tokens that took.
+
+        Raises:
+            JudgeError: no reply.
+        """
+        attempt = 0
+        constrained = form is not None and self.constrains
+        while True:
+            body = question
+            if constrained:
+                described = {"name": "verdict", "schema": form, "strict": True}
+                shape = {"type": "json_schema", "json_schema": described}
+                body = question | {"response_format": shape}
+            try:
+                reply = _reply_of(self._post("/chat/completions", body, deadline))
+                if form is not None and not constrained:
+                    self.constrains = False  # it does answer, but for the schema
+                return reply
+            except _Refused as error:
+                if constrained and error.status in UNKNOWN_FIELD:
+                    constrained = False
+                    continue
+                failure: JudgeError = error
+                again = error.status in PASSING
+                wait_s = error.wait_s
+            except JudgeError as error:
+                failure = error
+                again = not error.late
+                wait_s = None
+            if not again or attempt >= self._retries or self._closed:
+                raise failure
+            attempt += 1
+            self._wait(attempt, wait_s, deadline, failure)
+            with self._lock:
+                self.retried += 1
+
+    def look(self, timeout_s: float) -> str:
+        """Ask for the list of models, which costs nothing.
+
+        Args:
+            timeout_s: seconds for the answer, with every attempt.
+
+        Returns:
+            Why nobody answers there; empty if somebody does.
+        """
+        try:
+            self._post("/models", None, time.monotonic() + timeout_s)
+        except _Refused as error:
+            return "" if error.status in (401, 403, 404, 405) else str(error)
+        except JudgeError as error:
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Cut every connection; whoever waits gives up."""
+        with self._lock:
+            self._closed = True
+            still = list(self._open)
+        for connection in still:
+            self._cut(connection)
+
+    def _wait(
+        self, attempt: int, wait_s: float | None, deadline: float, failure: JudgeError
+    ) -> None:
+        """Wait before the next attempt, twice as long each time, or as long as the server says."""
+        backed_off = FIRST_WAIT_S * 2.0 ** (attempt - 1) * _CHANCE.uniform(0.75, 1.25)
+        chosen = min(backed_off, LONGEST_WAIT_S) if wait_s is None else wait_s
+        until = time.monotonic() + chosen
+        if until >= deadline:
+            raise JudgeError(f"no time for attempt {attempt + 1}; {failure}", late=True)
+        while time.monotonic() < until:
+            if self._closed:
+                raise failure
+            time.sleep(min(0.1, max(0.0, until - time.monotonic())))
+
+    def _post(self, path: str, body: Json | None, deadline: float) -> Json:
+        """One exchange; a GET where there is no body.
+
+        Raises:
+            JudgeError: nothing came, or no JSON object.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise JudgeError(f"{self.url}: no answer in time", late=True)
+        connection, target = self._connection(path, left)
+        with self._lock:
+            self._open[connection] = None
+            self.requests += body is not None
+        # A server may send a byte now and then for ever: no wait for one byte is too long.
+        timer = threading.Timer(left, self._cut, [connection])
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.connect()
+            self._open[connection] = connection.sock
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            data = self._exchange(connection, target, body)
+            found = json.loads(data)
+        except _Refused:
+            raise
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            late = time.monotonic() >= deadline
+            said = "no answer in time" if late else f"{type(error).__name__}: {error}"
+            raise JudgeError(self._hidden(f"{self.url}: {said}"), late=late) from None
+        finally:
+            timer.cancel()
+            with self._lock:
+                del self._open[connection]
+            connection.close()
+        if not isinstance(found, dict):
+            raise JudgeError(f"{self.url} answered with JSON that is no object")
+        return found
+
+    def _cut(self, connection: http.client.HTTPConnection) -> None:
+        """End an exchange; whoever reads there gets nothing more."""
+        opened = self._open.get(connection) or connection.sock
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, target: str, body: Json | None
+    ) -> bytes:
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if body is None:
+            connection.request("GET", target, headers=headers)
+        else:
+            headers["Content-Type"] = "application/json"
+            connection.request("POST", target, body=json.dumps(body).encode(), headers=headers)
+        response = connection.getresponse()
+        data = response.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"a reply of more than {MOST_BYTES} bytes")
+        if response.status != 200:
+            said = data[:300].decode(errors="replace").strip()
+            moved = response.getheader("Location")
+            if moved:
+                said = f"it has moved to {moved}: write that as url"
+            problem = self._hidden(f"{self.url}{target_name(target)}: {response.status} {said}")
+            raise _Refused(problem, response.status, _retry_after(response))
+        return data
+
+    def _connection(self, path: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+        """A connection that is not open yet, by the proxy of the environment, and what to ask."""
+        parts = self._parts
+        host = parts.hostname or ""
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        target = parts.path + path
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            return kind(host, port, timeout=timeout_s), target
+        by = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        if secure:
+            tunnel = http.client.HTTPSConnection(by.hostname or "", by.port, timeout=timeout_s)
+            tunnel.set_tunnel(host, port)
+            return tunnel, target
+        plain = http.client.HTTPConnection(by.hostname or "", by.port, timeout=timeout_s)
+        return plain, f"http://{parts.netloc}{target}"
+
+    def _hidden(self, text: str) -> str:
+        """A text without the key, which some servers repeat."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+def target_name(target: str) -> str:
+    """The last part of what was asked for, for messages.
+
+    Args:
+        target: path of a request at the endpoint, with whatever the user's URL has before it.
+
+    Returns:
+        "/chat/completions" or "/models"; the URL itself is in no message.
+    """
+    return "/chat/completions" if target.endswith("/chat/completions") else "/models"
+
+
+def _reply_of(found: Json) -> Reply:
+    """The reply in what the server answered.
+
+    Raises:
+        JudgeError: there is none.
+    """
+    try:
+        choice = found["choices"][0]
+        text = choice["message"]["content"]
+    except (KeyError, IndexError, TypeError) as error:
+        problem = f"{type(error).__name__} {error}"
+        raise JudgeError(f"an answer without choices[0].message.content: {problem}") from None
+    usage = found.get("usage")
+    counts: Json = usage if isinstance(usage, dict) else {}
+    return Reply(
+        text=text if isinstance(text, str) else "",
+        finish_reason=str(choice.get("finish_reason") or ""),
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        completion_tokens=_count(counts.get("completion_tokens")),
+    )
+
+
+def _count(value: object) -> int:
+    """A number of tokens as a server says it; 0 of anything that can be none."""
+    return value if type(value) is int and 0 < value < MOST_TOKENS else 0
+
+
+def _retry_after(response: http.client.HTTPResponse) -> float | None:
+    """Seconds that the server asks to wait; None where it says none, or a date."""
+    text = response.getheader("Retry-After") or ""
+    try:
+        return min(max(float(text), 0.0), 3600.0)
+    except ValueError:
+        return None

@@ -1,0 +1,239 @@
+"""The reward `judge`: scores of a group from what a judge says of its members."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oxrl.errors import RewardDefinitionError
+from oxrl.runs.waiting import Patience
+from oxrl.types import Group, Metrics, Named, Prompt, Score, Scores
+from oxrl.usercode.user_code import MOST_REASON, capped
+from oxrl_graders.judge.asking import Judge, Messages, Outcome
+from oxrl_graders.judge.endpoint import JudgeError
+from oxrl_graders.judge.options import JudgeOptions
+from oxrl_graders.judge.questions import pairs_of_group, question, verdict_of
+from oxrl_graders.judge.record import Judgements
+
+NAME = "judge"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One question, and whom it is about.
+
+    Args:
+        first: place in the group of the response, or of A.
+        second: of B; None where A is held against the row's answer, or stands alone.
+        swapped: whether the place called `first` is B in the question.
+        messages: for the judge; None where two texts are equal and nobody is asked.
+    """
+
+    first: int
+    second: int | None
+    swapped: bool
+    messages: Messages | None
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What one question said of one response: its worth, the judge's number, why; or a failure."""
+
+    worth: float = 0.0
+    given: float = 0.0
+    reason: str = ""
+    failure: Score | None = None
+
+
+class JudgePool:
+    """Scores groups of completions by a judge. Used as `RewardPool` is, without processes.
+
+    Args:
+        options: fields of `JudgeOptions`.
+        requests: at most so many at a time.
+        timeout_s: seconds for each verdict, with every attempt.
+        record: file that verdicts are kept in; None: nowhere.
+        field: of the config, where the reward stands, for messages.
+
+    Raises:
+        RewardDefinitionError: an option that cannot work.
+    """
+
+    def __init__(
+        self,
+        options: Named,
+        *,
+        requests: int = 8,
+        timeout_s: float = 60.0,
+        record: Path | None = None,
+        field: str = "reward",
+    ) -> None:
+        self.name = NAME
+        self.field = field
+        try:
+            self._options = JudgeOptions(**options)
+        except (TypeError, ValueError) as error:
+            raise RewardDefinitionError(f"{field}.options: {NAME}: {error}") from None
+        self._judge = Judge(
+            self._options, Judgements(record), requests=requests, timeout_s=timeout_s
+        )
+        self._timeout_s = timeout_s
+
+    @property
+    def pools(self) -> Sequence[JudgePool]:
+        """Itself: the one reward."""
+        return [self]
+
+    @property
+    def inline(self) -> bool:
+        """It is waited for."""
+        return False
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Look for the key. The judge itself is asked nothing: what is recorded needs none.
+
+        Raises:
+            RewardDefinitionError: the key is not in the environment.
+        """
+        self._judge.start()
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Nothing is tried: a verdict costs money, and says nothing of the next one."""
+
+    def unreachable(self, timeout_s: float = 5.0) -> str:
+        """Why nobody answers at the endpoint; empty if somebody does.
+
+        Args:
+            timeout_s: seconds to wait for an answer.
+
+        Returns:
+            The reason, in words; nothing is paid for asking.
+        """
+        return self._judge.unreachable(timeout_s)
+
+    def counters(self) -> Metrics:
+        """`system/judge/<name>` of what was asked since this was called last."""
+        counted = self._judge.counters()
+        return {f"system/judge/{name}": float(number) for name, number in counted.items()}
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        """Score groups of completions; a failure of the judge never raises.
+
+        Returns:
+            One score per completion, in the order of the input: "timeout" where a verdict took too
+            long, "error" where none came, "invalid" where a reply holds none.
+
+        Raises:
+            RewardDefinitionError: the key is not in the environment.
+            Stopped: a signal asked to stop.
+            DeadlineError: no verdict came for too long.
+        """
+        asked = [self._asked(prompt, [c.text for c in members]) for prompt, members in groups]
+        messages: list[Messages] = []
+        for questions in asked:
+            messages += [one.messages for one in questions if one.messages is not None]
+        outcomes = iter(self._judge.ask(messages, patience or Patience()))
+        found: Scores = []
+        for (prompt, members), questions in zip(groups, asked, strict=True):
+            verdicts: list[list[_Verdict]] = [[] for _ in members]
+            for one in questions:
+                outcome = None if one.messages is None else next(outcomes)
+                self._enter(verdicts, one, outcome, prompt)
+            scores = [_score(said, prompt, place) for place, said in enumerate(verdicts)]
+            found.append(scores)
+        return found
+
+    def close(self) -> None:
+        """Cut every connection. A later `score` makes new ones."""
+        self._judge.close()
+
+    def _asked(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
+        """The questions about one group."""
+        match self._options.compare:
+            case "none":
+                return [
+                    _Asked(place, None, False, question(self._options, prompt, text))
+                    for place, text in enumerate(texts)
+                ]
+            case "answer":
+                return self._against_answer(prompt, texts)
+            case _:
+                found: list[_Asked] = []
+                for first, second in pairs_of_group(texts, self._options.opponents):
+                    pair = self._both_orders(prompt, texts[first], texts[second])
+                    found += [_Asked(first, second, *order) for order in pair]
+                return found
+
+    def _against_answer(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
+        if not isinstance(prompt.answer, str):
+            return []
+        found: list[_Asked] = []
+        for place, text in enumerate(texts):
+            pair = self._both_orders(prompt, text, prompt.answer)
+            found += [_Asked(place, None, *order) for order in pair]
+        return found
+
+    def _both_orders(
+        self, prompt: Prompt, one: str, other: str
+    ) -> list[tuple[bool, Messages | None]]:
+        """A question, and with `swap` the same with A and B exchanged."""
+        turns = [False, True] if self._options.swap else [False]
+        if one == other:
+            # Nobody is asked, and a pair weighs as much as any other.
+            return [(swapped, None) for swapped in turns]
+        texts = {False: (one, other), True: (other, one)}
+        return [(swapped, question(self._options, prompt, *texts[swapped])) for swapped in turns]
+
+    def _enter(
+        self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None, prompt: Prompt
+    ) -> None:
+        """Add what one question said to the responses it was about."""
+        verdict = _Verdict(0.5, 0.5, "the same text")
+        if outcome is not None:
+            verdict = self._verdict(outcome)
+        if one.swapped and verdict.failure is None:
+            verdict = _turned(verdict)
+        verdicts[one.first].append(verdict)
+        if one.second is not None:
+            verdicts[one.second].append(_turned(verdict))
+
+    def _verdict(self, outcome: Outcome) -> _Verdict:
+        if isinstance(outcome, JudgeError):
+            if outcome.late:
+                limit = f"no verdict within {self.field}.timeout_s={self._timeout_s:g} s"
+                problem = f"{limit}: {outcome}"
+                return _Verdict(failure=Score(value=None, status="timeout", reason=problem))
+            return _Verdict(failure=Score(value=None, status="error", reason=str(outcome)))
+        try:
+            return _Verdict(*verdict_of(self._options, outcome.text))
+        except ValueError as error:
+            problem = f"the judge's reply {error}: {outcome.text[-200:]!r}"
+            if outcome.finish_reason == "length":
+                problem += f"; it was cut at max_tokens={self._options.max_tokens}: allow more"
+            return _Verdict(failure=Score(value=None, status="invalid", reason=problem))
+
+
+def _turned(verdict: _Verdict) -> _Verdict:
+    """The same verdict, seen from the other one of the two."""
+    if verdict.failure is not None:
+        return verdict
+    return _Verdict(1.0 - verdict.worth, 1.0 - verdict.given, verdict.reason)
+
+
+def _score(verdicts: Sequence[_Verdict], prompt: Prompt, place: int) -> Score:
+    """The mean of the verdicts on one response; a failure of one is a failure of all."""
+    failures = [verdict.failure for verdict in verdicts if verdict.failure is not None]
+    where = f"{NAME}, sample {place} of prompt {prompt.uid}"
+    if failures:
+        status = failures[0].status
+        reason = capped(f"{where}: {failures[0].reason}", MOST_REASON)
+        return Score(value=None, status=status, reason=reason)
+    if not verdicts:
+        nothing = "nothing to compare it with: a group of one, or a row whose answer is no text"
+        return Score(value=None, status="invalid", reason=f"{where}: {nothing}")
+    given = statistics.fmean(verdict.given for verdict in verdicts)
+    reason = capped("; ".join(filter(None, (v.reason for v in verdicts))), MOST_REASON)
+    value = statistics.fmean(verdict.worth for verdict in verdicts)
+    return Score(value=value, parts={"verdict": given}, reason=reason)

@@ -1,0 +1,370 @@
+"""Is the final answer of a response mathematically equal to the known one?
+
+What counts as the final answer, in this order:
+
+1. Text up to the last `</think>` is ignored.
+2. The explicit marker that stands last: `<answer>...</answer>`, `\\boxed{...}`, `#### ...`, a line
+   starting `A:`, or prose such as "the answer is ...", "Final answer: ..."; prose without a digit
+   or LaTeX after it does not count.
+3. Without a marker: the last number, or what math-verify reads if the response holds LaTeX or the
+   answer is no number.
+
+Plain numbers (`quantities`: currency, thousands commas, fractions, magnitudes, units around them
+allowed) are compared exactly: math-verify takes 20 times as long and decides some spellings
+otherwise. What holds a number and says another thing (`not 5`, `5n`, `5 to 7`) is not that number.
+Inequalities and intervals are compared as the sets of numbers they are (`relations`), several
+solutions as the values they name (`solutions`), times, ratios, numerals and families by their form
+(`forms`). Other expressions go to math-verify, without its own timeouts: it runs in a worker
+process that has a deadline. Words are the same if they are spelled alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+from oxrl.rewards.builtin import BuiltIn
+from oxrl.types import Prompt, Score
+from oxrl_graders.forms import same_form
+from oxrl_graders.quantities import (
+    TEXT_COMMAND,
+    Quantity,
+    around,
+    is_equation,
+    plain,
+    read_number,
+)
+from oxrl_graders.relations import (
+    closing_bracket,
+    compare,
+    library,
+    mark_relations,
+    parse,
+    spelling,
+)
+from oxrl_graders.rewrites import rewritten
+from oxrl_graders.solutions import same_solutions
+
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# What may stand between boxes that state one answer together: "\boxed{1} and \boxed{2}".
+_GLUE = re.compile(r"(?:\\text\{[^{}]*\}|\\q?quad|\\[()\[\],;! ]|[\s$.,;&]|\b(?:and|or)\b)*")
+_LATEX = re.compile(r"\\[a-zA-Z(\[]")
+_ENVIRONMENT = re.compile(r"\$|\\\(|\\\[")
+_PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b(?!>)[^\n.:=]{0,60}?(?:\bis\b|:|=)")
+# What prose must hold to state an answer: a digit, LaTeX or a set that has a name.
+_READABLE = re.compile(r"(?i)[\d\\$∅ℝ]|\bno (?:real )?solution|\bempty set|\breal numbers")
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+# Bounds on what a response that repeats itself thousands of times can cost.
+_LONGEST_LINE = 2000
+_MOST_BOXES = 16
+_LONGEST_TEXT = 10_000
+_LONGEST_STATEMENT = 12  # words
+# "x = 1 or x = 3" states no number, "x = 2 + 3 = 5" does.
+_SEVERAL = re.compile(r"=.*(?:\bor\b|\band\b|[;&]|,(?!\d{3})).*=")
+_MATH = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_JOINED = re.compile(r"\W*(?:\b(?:or|and)\b\W*)*")
+_COMMAND = re.compile(r"\\(?:begin|end|operatorname)\*?\{[a-z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+")
+_ASSIGNED = re.compile(r"[\s$\\(\[]*([a-zA-Z])\s*=")
+_STRUCTURE = re.compile(
+    r"""
+    \d[^\d\n]*[,;=<>≤≥≠∪∈±({\[] | [,;=<>≤≥≠∪∈±({\[][^\d\n]*\d
+  | \b[a-zA-Z]\s*[<>≤≥≠]\s*[a-zA-Z]\b | \d\s*,?\s*\b(?:or|and)\b
+    """,
+    re.VERBOSE,
+)
+_WORD = re.compile(r"(?!and\b|or\b)\b[a-zA-Z]{2}")
+# Three letters in a row, but for functions and names in LaTeX; and the short words of English.
+_PROSE_WORD = re.compile(
+    r"(?<![\\a-zA-Z])(?:(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}"
+    r"|(?:is|it|we|so|of|to|in|by|be|at|as|if|an|am|my|he|me|no|do|on|km|cm|mm|kg|mg|ml)\b)"
+)
+# What names the value after it, and neither denies or bounds it nor joins it to another.
+_LABEL = re.compile(
+    r"(?is)(?!.*(?:[,;]|n['’]t\b|\b(?:and|or|not?|never|least|most|than|twice|double|half)\b)).*="
+)
+# A sum with a variable in it: x^2 - 3x + 2, (x - 1)(x - 2).
+_SUM = re.compile(
+    r"""
+    (?<![a-zA-Z\\]) [a-zA-Z] (?:\^\{?\d+\}?)? [)}]* \s*[-+−]\s* [\w(\\]       # x^2 - 3
+  | [\d)}] \s*[-+−]\s* \d* \s? (?<![a-zA-Z]) [a-zA-Z] (?![a-zA-Z])             # 2 - 3x
+  | \d \s? [xyz] (?![a-zA-Z])                                                   # 2x
+    """,
+    re.VERBOSE,
+)
+# A quoted line of markdown, in running text.
+_QUOTE = re.compile(r"(?m)^\s*>+\s")
+
+
+@dataclass(frozen=True)
+class _Final:
+    """The text that states the answer.
+
+    Args:
+        text: after its marker, or in it.
+        start: where the marker starts; -1 if there is none.
+        lead: of running text, what stands before `text` in its sentence; None of a text that
+            states the answer and nothing else.
+        boxed: whether the marker is a box.
+        bare: whether the response is nothing but the answer.
+    """
+
+    text: str
+    start: int = -1
+    lead: str | None = None
+    boxed: bool = False
+    bare: bool = False
+
+    @property
+    def marked(self) -> bool:
+        return self.start >= 0
+
+
+def math_reward(response: str, answer: object) -> Score:
+    """Score 1 if the final answer of `response` equals `answer`, else 0.
+
+    The module's docstring says what counts as the final answer. May run for very long on hostile
+    input (sympy): call it through `RewardPool`.
+
+    Args:
+        response: the text that the model wrote.
+        answer: the ground truth, a number or a string: "1,234", "\\frac{1}{2}", "$x^2$", or a full
+            solution that ends in a marker.
+
+    Returns:
+        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` cannot be read.
+    """
+    gold = _gold_text(answer)
+    if gold is None or not _is_readable(gold):
+        reason = f"cannot read the ground truth {answer!r} as mathematics"
+        return Score(value=None, status="invalid", reason=reason)
+    final = _final_answer(response)
+    if final is None:
+        return Score(value=0.0, reason="no answer found")
+    equal = _is_equal(final, gold)
+    if equal is None:
+        return Score(value=0.0, reason=f"no answer found in {final.text[-80:]!r}")
+    if equal:
+        return Score(value=1.0)
+    return Score(value=0.0, reason=f"read {final.text[-80:]!r}, expected {gold[-80:]!r}")
+
+
+def _gold_text(answer: object) -> str | None:
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return None
+    if isinstance(answer, float):
+        if not isfinite(answer):
+            return None
+        if answer.is_integer():
+            answer = int(answer)
+    return str(answer).strip() or None
+
+
+def _is_equal(final: _Final, gold: str) -> bool | None:
+    """Whether the answer equals the ground truth; None if it cannot be read."""
+    number = _read_number(final)
+    expected = _read_number(_gold_final(gold))
+    if number and expected and (number.exact and expected.exact or number.values & expected.values):
+        texts = (final.text, _gold_final(gold).text)
+        names = [match[1] for match in map(_ASSIGNED.match, texts) if match]
+        return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
+    said = _statement(final)
+    meant = _statement(_gold_final(gold))
+    if said and spelling(said) == spelling(meant):
+        return True
+    decided = same_form(meant, said)
+    if decided is None:
+        decided = same_solutions(meant, said, in_order=not final.bare)
+    if decided is not None:
+        return decided
+    return _same_value(expected.text if expected else meant, number.text if number else said)
+
+
+def _same_value(meant: str, said: str) -> bool | None:
+    """Whether two relations or expressions are equal; None if the second cannot be read."""
+    decided = compare(meant, said)
+    if decided is not None:
+        return decided
+    if not said:
+        return None
+    wanted = _without_label(meant, said)
+    found = _without_label(said, meant)
+    if not (wanted and found):
+        return False
+    return library().verify(parse(wanted), parse(found), timeout_seconds=None)
+
+
+def _without_label(text: str, other: str) -> str:
+    """A value without the words that name it: of `\\text{Area} = 9\\pi` the `9\\pi`.
+
+    Empty where it is the same as the other only if both are spelled alike: it holds more words, is
+    an equation and the other none, or both have a label.
+    """
+    if is_equation(text) and "=" not in other:
+        return ""
+    if not _holds_words(text):
+        return text
+    value = _LABEL.sub("", text)
+    return "" if "=" in other or _holds_words(value) else value
+
+
+def _is_readable(gold: str) -> bool:
+    final = _gold_final(gold)
+    if _read_number(final):
+        return True
+    meant = _statement(final)
+    if any(same(meant, meant) for same in (same_form, same_solutions, compare)):
+        return True
+    # A string is text that math-verify could not parse; alone it is no expression.
+    return not all(isinstance(item, str) for item in parse(meant))
+
+
+@functools.lru_cache(maxsize=4096)
+def _gold_final(gold: str) -> _Final:
+    final = _final_answer(gold)
+    return final if final is not None and final.marked else _Final(gold, start=0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _statement(final: _Final) -> str:
+    """The mathematics that states the answer, as `rewritten`: of running text, its last formula."""
+    return rewritten(_formula(final))
+
+
+def _formula(final: _Final) -> str:
+    """The statement as it is written; nothing where the words around it turn it into another."""
+    text = final.text[-_LONGEST_TEXT:]
+    formulas = list(_MATH.finditer(text))
+    joined = len(formulas) > 1 and (final.marked or _JOINED.fullmatch(_MATH.sub(" ", text)))
+    before = after = ""
+    if formulas and not joined:  # not "$x < 1$ or $x > 3$"
+        before = text[: formulas[-1].start()]
+        after = text[formulas[-1].end() :]
+        text = "".join(formulas[-1].groups(""))
+    elif not (joined or final.marked or _is_short(text)):
+        return ""
+    if not final.marked and re.search(r"\d", after):
+        return ""  # A number after it states the answer.
+    turned = around(f"{final.lead or ''} {plain(before)}", plain(after)) - {"operator"}
+    return "" if turned else text
+
+
+def _final_answer(response: str) -> _Final | None:
+    """The text at the last answer marker, or everything; None if there is nothing to read."""
+    text = response.rpartition("</think>")[2]
+    found = [*_answer_tag(text), *_last_boxes(text), *_hash_marks(text), *_prose(text)]
+    readable = [final for final in found if re.search(r"[\w\\∅]", final.text)]
+    if readable:
+        return max(readable, key=lambda final: final.start)
+    if _is_formula(text):
+        return _Final(text, start=0, bare=True)
+    return _Final(text) if _READABLE.search(text) else None
+
+
+def _is_formula(text: str) -> bool:
+    """Whether the response is nothing but a list, a relation or a bracket: it is all the answer."""
+    if len(text) > _LONGEST_LINE or not _is_short(text) or _WORD.search(_COMMAND.sub(" ", text)):
+        return False
+    sums = "\n" not in text.strip() and _SUM.search(text)
+    return bool(sums or _STRUCTURE.search(mark_relations(text)))
+
+
+def _is_short(text: str) -> bool:
+    """Whether a text is no running text: of a few words, or of symbols alone."""
+    return len(text.split()) <= _LONGEST_STATEMENT or not _PROSE_WORD.search(text)
+
+
+def _answer_tag(text: str) -> Iterator[_Final]:
+    """What the last <answer> holds; a marker inside it says more precisely where the answer is."""
+    start = text.rfind("<answer>")
+    if start >= 0:
+        content = text[start + len("<answer>") :].partition("</answer>")[0].strip()
+        inner = _final_answer(content)
+        found = inner if inner and inner.marked else _Final(content)
+        yield dataclasses.replace(found, start=start, bare=False)
+
+
+def _last_boxes(text: str) -> Iterator[_Final]:
+    """The content of the last box; boxes joined by commas or "and" are one answer."""
+    contents: list[str] = []
+    start = end = 0
+    for match in _BOXED.finditer(text):
+        if match.start() < end:
+            continue  # a box inside the box before
+        if len(contents) == _MOST_BOXES or not _GLUE.fullmatch(text, end, match.start()):
+            contents = []
+        start = match.start()
+        brace = closing_bracket(text, match.end())
+        contents.append(text[match.end() : brace])
+        end = brace + 1
+    said_before = text[:start].rpartition("\n")[2]
+    said_after = text[end : end + _LONGEST_LINE]
+    if contents and "denied" not in around(plain(said_before[-_LONGEST_LINE:]), said_after):
+        yield _Final(", ".join(contents), start, boxed=True)
+
+
+def _hash_marks(text: str) -> Iterator[_Final]:
+    start = text.rfind("####")
+    if start >= 0:
+        yield _Final(_first_line(text[start + 4 :]), start)
+
+
+def _prose(text: str) -> Iterator[_Final]:
+    """Every "the answer is ..." with a digit or LaTeX in the sentence that follows."""
+    for match in _PROSE.finditer(text):
+        line = _first_line(text[match.end() : match.end() + _LONGEST_LINE])
+        sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
+        if _READABLE.search(sentence):
+            line = text[: match.end()].rpartition("\n")[2]
+            lead = _SENTENCE_END.split(line[-_LONGEST_LINE:])[-1]
+            yield _Final(sentence, match.start(), lead)
+
+
+def _first_line(text: str) -> str:
+    """The first line with content, without the punctuation that joins it to a marker."""
+    return text.lstrip(" \t\r\n:=*").partition("\n")[0].strip()
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_number(final: _Final) -> Quantity | None:
+    """The plain number at `final`; None if it is an expression, several numbers or no number."""
+    text = plain(final.text)
+    if not final.marked and _LATEX.search(text):
+        text = plain(_MATH.sub("$", final.text).rpartition("$")[2])
+    if _LATEX.search(text) or (final.marked and _SEVERAL.search(text)):
+        return None
+    text = mark_relations(text if final.marked else _QUOTE.sub("", text))
+    formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
+    if final.marked:
+        result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
+        if re.search(r"\d", result):
+            if is_equation(text):
+                return None
+            text = result
+    lead = final.lead if final.marked else ""
+    return read_number(text, lead, last=not final.marked, formula=formula)
+
+
+def _holds_words(text: str) -> bool:
+    """Whether there is more in a statement than formulas."""
+    return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None
+
+
+def score_math(prompt: Prompt, text: str) -> Score:
+    """`math`: 1 if the final answer is the ground truth as mathematics, else 0; see
+    `oxrl_graders.math`.
+
+    Args:
+        prompt: whose `answer` is a number or a text.
+        text: the response.
+
+    Returns:
+        As of `math_reward`.
+    """
+    return math_reward(text, prompt.answer)
+
+
+MATH = BuiltIn(score_math)

@@ -1,0 +1,482 @@
+"""Answers that are inequalities, intervals, sets or tuples: what they mean, compared exactly.
+
+math-verify solves, flips and unwraps such answers on its way to a verdict, and takes some for
+others: the point (3, 1) for the set {1, 3}, the interval (-5, 5) for plus or minus 5. Here an
+inequality or an interval is the set of real numbers that fulfil it, so `5 < x`, `x > 5` and
+`(5, \\infty)` are one answer and `x \\ge 5` is another. What cannot be read equals nothing but its
+own spelling.
+
+Expressions are read by math-verify and solved by sympy: run this where `math_reward` runs, in a
+worker with a deadline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from oxrl_graders.quantities import TEXT_COMMAND, compiled, rewrite
+
+# Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
+_NOISE = r"""(?xi)
+    <<[^<>\n]*>>                                   # GSM8K's <<5+3=8>>
+  | </?[a-z][a-z0-9]+\s*/?> | </?[biups]> | <\|[^<>\n]*\|>
+  | <?[-=]{2,}> | <?->
+  | (?<!\b[a-zA-Z]\s)(?<!\b[a-zA-Z])=>             # but x => 5 is a relation
+"""
+_PLAIN_RELATIONS = compiled(
+    (_NOISE, " "),
+    (r"≥|⩾|≧|>=|=>", " ≥ "),
+    (r"≤|⩽|≦|<=|=<", " ≤ "),
+    (r"≠|(?<!\d)!=|=/=|=\\=|<>", " ≠ "),
+    (r"<|＜|&lt;", " < "),
+    (r">|＞|&gt;", " > "),
+)
+_RELATION = re.compile("[<>≤≥≠]")
+# Relations that no set of reals tells: the same only if spelled alike.
+_OTHER_RELATIONS = re.compile(
+    r"[≡≫≪⊂⊆⊃⊇∉∝]|\\(?:gg|ll|equiv|sim|cong|propto|perp|parallel|notin|n?mid|lnot|neg)(?![a-zA-Z])"
+    r"|\\(?:sub|sup)set(?:eq)?(?![a-zA-Z])|\\not\s*\\in(?![a-zA-Z])"
+)
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_ANY_RELATION = re.compile("[<>≤≥≠=]")
+_TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
+_SYMPY_RELATIONS = {"<": "<", ">": ">", "≤": "<=", "≥": ">=", "≠": "!=", "=": "=="}
+# The symbols of a statement in one way.
+_SYMBOLS = compiled(
+    (r"∞", r"\\infty "),
+    (r"∈", r"\\in "),
+    (r"∪", r"\\cup "),
+    (r"±", r"\\pm "),
+    (r"∖", r"\\setminus "),
+    (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
+    (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
+    (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
+    (r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))", " ≥ "),
+    (r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))", " ≤ "),
+)
+# What only changes how an answer looks.
+_LAYOUT = compiled(
+    (r"\{,\}", ","),
+    (r"\\([{}])", r"\1"),
+    (TEXT_COMMAND.pattern, r" \1 "),
+    (
+        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
+        r"|\\ |\\[()\[\]]|[$~]",
+        " ",
+    ),
+)
+OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
+AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
+_SET = re.compile(r"\\(?:cup|setminus|emptyset|R|mathbb\s*\{?\s*R)(?![a-zA-Z])")
+_CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_MEMBER = re.compile(r"\s*(\\?[a-zA-Z]+(?:_\w|_\{\w+\})?)\s*\\in(?![a-zA-Z])(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"([a-zA-Z])\s*=([^=]*)", re.DOTALL)
+_BUILDER = re.compile(
+    r"""
+    \\?\{ \s* [a-zA-Z] \s* (?:\\in\s*\\mathbb\s*\{?R\}?\s*)? (?:\||:|\\mid|\\vert)
+    ([^{}]*?) \\?\}
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])")
+_INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:inity)?|oo)\s*")
+_EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s*0*[1-9]\d{,99})?")
+# Three letters and more in a row are a word, not a product, unless LaTeX or a function.
+_WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
+# A factorial that would take days.
+_ENDLESS = re.compile(r"\d{5}\s*!|\}\s*\)?\s*!|\^\w{,3}\)\s*!")
+_OPEN = "([{"
+_CLOSE = ")]}"
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a statement says: the values of one variable, or relations that no set tells.
+
+    Args:
+        values: sympy Set of real numbers.
+        variable: name; empty where the statement names none, as an interval.
+        relations: normalized text or terms, where `values` is None.
+    """
+
+    values: Any = None
+    variable: str = ""
+    relations: frozenset[object] = frozenset()
+
+    def agrees(self, other: _Meaning) -> bool:
+        """Whether both say the same; a statement without a variable agrees with any."""
+        if self.values is None or other.values is None:
+            return self.values is other.values and self.relations == other.relations
+        named = {self.variable, other.variable} - {""}
+        return len(named) < 2 and self.values == other.values
+
+
+def mark_relations(text: str) -> str:
+    """Write every plain spelling of a relation as one of `RELATIONS`, and drop what is none.
+
+    Args:
+        text: of an answer; `<=`, `!=` and the like may stand in it, and arrows, tags, annotations.
+
+    Returns:
+        The text with <, >, ≤, ≥, ≠; LaTeX spellings (`\\le`) stay.
+    """
+    return rewrite(text, _PLAIN_RELATIONS)
+
+
+def compare(gold: str, answer: str) -> bool | None:
+    """Whether two answers are the same, where their shapes decide it.
+
+    Inequalities and intervals are the same if they are read and hold for the same numbers (and of
+    the same variable, where both name one), or if they are spelled alike. An ordered tuple is
+    never a set or a list, and several answers are not one.
+
+    Args:
+        gold, answer: of one answer each.
+
+    Returns:
+        True or False; None where the shapes leave it to the values.
+    """
+    shapes = {_shape(gold), _shape(answer)}
+    if shapes & {"relation", "interval"}:
+        return _same_meaning(gold, answer)
+    if shapes in ({"tuple", "set"}, {"tuple", "list"}, {"single", "list"}):
+        return False
+    return None
+
+
+def _same_meaning(gold: str, answer: str) -> bool:
+    if spelling(gold) == spelling(answer):
+        return True
+    meant = _read(cleaned(gold))
+    said = _read(cleaned(answer))
+    return bool(meant and said and meant.agrees(said))
+
+
+@functools.lru_cache(maxsize=4096)
+def cleaned(text: str) -> str:
+    """Write every symbol of a statement in one way, and drop its layout.
+
+    Args:
+        text: of one answer, without its marker.
+
+    Returns:
+        LaTeX that the functions of this file read.
+    """
+    text = mark_relations(rewrite(text, _SYMBOLS))
+    return rewrite(text, _LAYOUT).strip().rstrip(".;,").strip()
+
+
+def spelling(text: str) -> str:
+    """Write an answer without what only changes how it looks.
+
+    Args:
+        text: of one answer, without its marker.
+    """
+    return re.sub(r"\s|\*\*|`", "", cleaned(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(text: str) -> str:
+    """relation, interval, tuple, set (with braces), list or single."""
+    text = cleaned(text)
+    if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
+        return "relation"
+    member = _MEMBER.fullmatch(text)
+    inner = (member[2] if member else text).strip()
+    if member or _is_interval(inner):
+        return "interval"
+    pair = bracketed(inner, "(", ")")
+    if pair is not None and len(split_parts(pair)) > 1:
+        return "tuple"
+    braces = bracketed(inner, "{", "}")
+    if braces is not None or r"\pm" in inner:
+        return "set"
+    several = len(split_parts(THOUSANDS.sub("", inner))) > 1
+    return "list" if several or OR.search(inner) or AND.search(inner) else "single"
+
+
+def _is_interval(text: str) -> bool:
+    """Whether it can be nothing but a set of reals: infinite, half-open, square or a union."""
+    if _SET.search(text):
+        return True
+    ends = split_parts(text[1:-1]) if re.fullmatch(r"[(\[\]][^\[\]&]*[)\]\[]", text) else []
+    square = not re.fullmatch(r"\(.*\)", text)
+    return len(ends) == 2 and (square or any(_INFINITY.fullmatch(end.strip()) for end in ends))
+
+
+def closing_bracket(text: str, start: int, pair: str = "{}") -> int:
+    """Find where the bracket that opened just before `start` is closed.
+
+    Args:
+        text: LaTeX.
+        start: index in `text`, right after the opening bracket.
+        pair: the opening and the closing bracket.
+
+    Returns:
+        The index of the closing bracket; the length of `text` if it is never closed.
+    """
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == pair[0]) - (text[position] == pair[1])
+        if depth == 0:
+            return position
+    return len(text)
+
+
+def bracketed(text: str, opening: str, closing: str) -> str | None:
+    """Find what one pair of brackets around the whole text holds.
+
+    Args:
+        text: LaTeX, without white space at its ends.
+        opening, closing: one character each, such as "(" and "]", which part an interval's ends.
+
+    Returns:
+        That; None where the text is not one pair of such brackets.
+    """
+    end = closing_bracket(text, 1, opening + closing)
+    return text[1:-1] if text[:1] == opening and end == len(text) - 1 else None
+
+
+def split_parts(text: str) -> list[str]:
+    """The parts between the commas and semicolons outside of brackets.
+
+    Args:
+        text: LaTeX.
+
+    Returns:
+        At least one, with their white space; commas inside of any bracket part nothing.
+    """
+    parts: list[str] = []
+    depth = start = 0
+    for position, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth <= 0 and character in ",;":
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> _Meaning | None:
+    """What a cleaned statement says; None if it is none."""
+    import sympy
+
+    if not text or _OTHER_RELATIONS.search(_BUILDER.sub(" ", text)):
+        return None
+    if builder := _BUILDER.fullmatch(text):
+        return _read(builder[1].strip())
+    for pattern, join in ((OR, sympy.Union), (AND, sympy.Intersection)):
+        clauses = pattern.split(text)
+        if len(clauses) > 1:
+            return _joined(clauses, join)
+    if not _RELATION.search(text):
+        return _read_values(text)
+    if not any(bracket in text for bracket in _OPEN):
+        text = THOUSANDS.sub("", text)
+    clauses = split_parts(text)
+    return _joined(clauses, None) if len(clauses) > 1 else _chain(text)
+
+
+def _read_values(text: str) -> _Meaning | None:
+    """A variable that is, or is in, some values; or the values alone."""
+    for pattern in (_ASSIGNED, _MEMBER):
+        if match := pattern.fullmatch(text):
+            values = _values(match[2].strip())
+            return None if values is None else _Meaning(values, match[1].lstrip("\\"))
+    if "=" in text:
+        return _chain(text)
+    values = _values(text)
+    return None if values is None else _Meaning(values)
+
+
+def _joined(clauses: list[str], join: Callable[..., Any] | None) -> _Meaning | None:
+    """What several statements say together; with no `join`, a comma that may mean "and" or "or"."""
+    import sympy
+
+    read: list[Any] = [_read(clause.strip()) for clause in clauses]
+    if None in read:
+        return None
+    names = {meaning.variable for meaning in read} - {""}
+    if join is None:
+        # That x is real says nothing.
+        read = [meaning for meaning in read if meaning.values != sympy.S.Reals]
+    elif len(names) < 2 and None not in [meaning.values for meaning in read]:
+        values = join(*(meaning.values for meaning in read))
+        # What nothing fulfils says nothing: two such statements are not the same.
+        if not values.is_empty:
+            return _Meaning(values, next(iter(names), ""))
+    if len(read) == 1:
+        return read[0]
+    return _Meaning(relations=frozenset((str(join), meaning) for meaning in read))
+
+
+def _chain(text: str) -> _Meaning | None:
+    """a < b < c: every neighbouring pair of sides is a relation of its own."""
+    import sympy
+
+    sides = [expression(side) for side in _ANY_RELATION.split(text)]
+    if None in sides or all(side.is_number for side in sides):
+        return None  # 3 < 5 says nothing.
+    pairs = list(zip(sides[:-1], _ANY_RELATION.findall(text), sides[1:], strict=True))
+    names: set[Any] = set().union(*(side.free_symbols for side in sides))
+    if len(names) == 1:
+        (variable,) = names
+        solved = [_solve(left - right, relation, variable) for left, relation, right in pairs]
+        if None not in solved:
+            values = sympy.Intersection(*solved)
+            if not values.is_empty:
+                return _Meaning(values, variable.name)
+    return _Meaning(relations=frozenset(_terms(left - right, op) for left, op, right in pairs))
+
+
+def _solve(difference: Any, relation: str, variable: Any) -> Any:
+    """The reals for which `difference relation 0` holds; None if sympy does not find them."""
+    import sympy
+
+    try:
+        compared = sympy.Rel(difference, 0, _SYMPY_RELATIONS[relation])
+        found = sympy.solveset(compared, variable, sympy.S.Reals)
+    except (NotImplementedError, ValueError, TypeError):
+        return None  # The relation itself is compared then.
+    return None if found.has(sympy.ConditionSet) else found
+
+
+def _terms(difference: Any, relation: str) -> tuple[str, Any]:
+    """`difference relation 0` with < or ≤ and a first coefficient of 1 or -1."""
+    import sympy
+
+    if relation in ">≥":
+        difference, relation = -difference, _TURNED[relation]
+    expanded = sympy.expand(difference)
+    found = {term: number for term, number in expanded.as_coefficients_dict().items() if term != 1}
+    leading = found[min(found, key=str)] if found else sympy.Integer(1)
+    scale = leading if relation in ("=", "≠") else abs(leading)
+    return relation, sympy.expand(expanded / scale)
+
+
+def _values(text: str) -> Any:
+    """The set of reals that an interval, a union, a finite set or a number denotes; or None."""
+    import sympy
+
+    if "\\setminus" in text:
+        whole, _, removed = text.partition("\\setminus")
+        parts = (_values(whole.strip()), _values(removed.strip()))
+        return None if None in parts else parts[0] - parts[1]
+    pieces = [_piece(piece.strip()) for piece in _CUP.split(text)]
+    if None in pieces:
+        return None
+    return sympy.Union(*pieces)
+
+
+def _piece(text: str) -> Any:
+    import sympy
+
+    if _REALS.fullmatch(text):
+        return sympy.S.Reals
+    if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
+        ends = [expression(part, infinite=True) for part in split_parts(text[1:-1])]
+        if len(ends) != 2 or any(
+            end is None or end.free_symbols or not end.is_extended_real for end in ends
+        ):
+            return None
+        found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
+        return None if found.is_empty else found
+    text = re.sub(r"^\{(.*)\}$", r"\1", text)
+    if text in (r"\emptyset", ""):
+        return sympy.S.EmptySet
+    elements = [expression(part) for part in alternatives(text)]
+    return None if None in elements else sympy.FiniteSet(*elements)
+
+
+def alternatives(text: str) -> Iterator[str]:
+    """Go through the elements of "1, 3", and both values of every "plus or minus".
+
+    Args:
+        text: LaTeX of a list; a comma inside of brackets parts nothing.
+
+    Yields:
+        LaTeX of one value.
+    """
+    for part in split_parts(text):
+        if r"\pm" in part:
+            yield part.replace(r"\pm", "+")
+            yield part.replace(r"\pm", "-")
+        else:
+            yield part
+
+
+@functools.lru_cache(maxsize=4096)
+def expression(text: str, infinite: bool = False) -> Any:
+    """Read one term as sympy does, its symbols real.
+
+    Args:
+        text: LaTeX.
+        infinite: infinity is a term too.
+
+    Returns:
+        A sympy expression; None if it is none.
+    """
+    import sympy
+
+    text = text.strip()
+    if match := _INFINITY.fullmatch(text):
+        return (-sympy.oo if match[1] == "-" else sympy.oo) if infinite else None
+    if _EXACT.fullmatch(text):
+        return sympy.Rational(text.replace(" ", ""))
+    if re.fullmatch("[a-hj-zA-Z]", text):
+        return sympy.Symbol(text, real=True)
+    if not text or _WORD.search(text):
+        return None
+    found = parse(text)
+    # A mere string, or a set, a relation, a matrix.
+    if not found or not isinstance(found[0], sympy.Expr):
+        return None
+    return found[0]
+
+
+@functools.cache
+def library() -> ModuleType:
+    """Import math-verify late: sympy costs half a second that plain numbers never need."""
+    import math_verify
+
+    # It warns on every start that its own timeouts are off; the worker's deadline replaces them.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> list[Any]:
+    """Read all of a text as math-verify does, and work it out; what is a unit is decided elsewhere.
+
+    Args:
+        text: LaTeX, in its dollar signs or bare.
+
+    Returns:
+        What it is taken for, and a string: the text. Empty if there is nothing to read,
+        or if it would take days to work out.
+    """
+    if _ENDLESS.search(text):
+        return []
+    config = library().LatexExtractionConfig()
+    shown = dataclasses.replace(config.normalization_config, units=False)
+    reader = dataclasses.replace(config, normalization_config=shown)
+    formula = text if re.search(r"\$|\\[(\[]", text) else f"${text}$"
+    found = library().parse(formula, [reader], parsing_timeout=None)
+    return [_evaluated(item) for item in found]
+
+
+def _evaluated(term: Any) -> Any:
+    """Factorials, powers of i and the like, which math-verify leaves as they are written."""
+    import sympy
+
+    if not isinstance(term, sympy.Expr):
+        return term
+    real: Any = {name: sympy.Symbol(str(name), real=True) for name in term.free_symbols}
+    return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()

@@ -1,0 +1,1 @@
+"""Simulated robots, and demonstrations of real ones."""

@@ -1,0 +1,123 @@
+"""What a sandbox is asked, and what is made of what it answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from oxrl_sandbox.inside.confine import Limits
+from oxrl_sandbox.inside.plain import Json
+
+
+class SandboxError(Exception):
+    """The sandbox cannot be had, or did not do its work: nothing is known of the program."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program and its tests.
+
+    kind: "calls": functions are called; "case": what it prints is compared, or only told.
+    program: `code`; with calls perhaps `prompt` and `entry`, in a case `input`.
+    tests: see `grader.grade` and `grader.compare_output`; {"shown": True}: nothing is compared.
+    partial: run all tests, also after one that failed.
+    """
+
+    kind: Literal["calls", "case"]
+    program: Json
+    tests: Json
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a job.
+
+    held, run: asserts. reason: why not all held; empty if they did.
+    bad: why the tests can judge no program. starved: it stood in line for a processor instead of
+    ending, so that another look may find more.
+    output: what the program printed, where that was asked for. waited_s: before it was begun.
+    """
+
+    held: int = 0
+    run: int = 0
+    reason: str = ""
+    bad: str = ""
+    starved: bool = False
+    output: str = ""
+    waited_s: float = 0.0
+
+
+def framed(message: Json) -> bytes:
+    """A message as it is sent to a unit: four bytes with its length, big-endian, then JSON.
+
+    Args:
+        message: a mapping.
+    """
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
+def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Finding:
+    """Put together what the grader found and how the processes ended.
+
+    Args:
+        kind: of the job.
+        limits: of the program.
+        graded: the grader's message, if it came to that.
+        ended: the unit's message; see `Unit.judge`.
+
+    Returns:
+        How many asserts held, and why not all of them.
+    """
+    program = ended["program"]
+    tests = ended["tests"]
+    starved = program["starved"] or tests["starved"]
+    blamed = reason_of(program, limits)
+    if graded is not None:
+        if "bad" in graded:
+            return Finding(bad=graded["bad"])
+        held = graded["held"]
+        reason = graded.get("reason", "")
+        if "lost" in graded:
+            reason = f"the program {blamed or graded['lost'] or 'closed its connection'}"
+        elif kind == "case" and blamed:
+            held = 0
+            reason = f"the program {blamed}"
+        output = graded.get("output", "")
+        return Finding(held, graded["run"], reason, starved=starved, output=output)
+    if program["full"]:
+        return Finding(0, 1, f"the program {blamed}")
+    if tests["late"] and ended["waiting"]:
+        return Finding(0, 1, f"the program {reason_of(tests, limits)}", starved=starved)
+    how = reason_of(tests, limits) or "ended in silence"
+    if ended["answered"]:
+        reason = f"the tests could not cope with what the program returned: they {how}"
+        return Finding(0, 1, reason, starved=starved)
+    bad = f"the tests {how}, before the program had answered anything"
+    return Finding(bad=bad, starved=starved)
+
+
+def reason_of(ended: Json, limits: Limits) -> str:
+    """What is wrong with how a process ended; empty if nothing is, or it was not asked to go on.
+
+    Args:
+        ended: how the unit saw it end: `status` (below 0 the number of a signal; None while it
+            ran), `late` and `full`.
+        limits: it had to keep.
+
+    Returns:
+        A reason that goes on after "the program ...".
+    """
+    status = ended["status"]
+    if ended["full"]:
+        return f"wrote more than {limits.disk_mb} MB into its folder"
+    if ended["late"] and status is None:
+        return f"did not end within {limits.wall_s:g} s"
+    if status in (-signal.SIGKILL, -signal.SIGXCPU):
+        return f"used more than {limits.cpu_s:g} s of processor time"
+    if status is not None and status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}" if status else ""

@@ -1,0 +1,586 @@
+"""The unit: a warm process inside the sandbox that judges one program after the other.
+
+For each it forks two processes. The judged one reads the program, is confined, and runs it. The
+grader reads the tests and says what they found. Neither program nor tests are ever in the memory of
+this process, so no judged process inherits anything of another's, or of its own tests. What the
+grader says goes straight outside, by a pipe that the judged process has no end of.
+
+Messages come on one descriptor: of a job its header, its program and its tests. Results go back on
+another: what the grader found, if it came to that, and how both processes ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from oxrl.usercode import descendants
+from oxrl_sandbox.inside import confine, filters, folders, grader, judged, kernel, plain, room
+from oxrl_sandbox.inside.confine import Confinement, Limits
+from oxrl_sandbox.inside.plain import Json
+
+# What a forked process does, to the status that it ends with; and what is done before it is
+# confined, which gives that.
+Live = Callable[[], int]
+Prepare = Callable[[], Live]
+# Imported once and there in every fork: what programs commonly use.
+WARM = (
+    "array",
+    "abc",
+    "bisect",
+    "cmath",
+    "collections",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "queue",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "time",
+    "traceback",
+    "typing",
+)
+CHUNK = 1 << 16
+# What a process says when every layer is around it.
+CONFINED = b"confined"
+# Exit status of a grader that lost the program, which gets so long to tell how it ended.
+LOST = 3
+LAST_WORDS_S = 0.2
+# How often the size of the folder is looked at where nothing else limits it, in seconds.
+LOOK_S = 0.1
+# How often it is asked whether a process has ended, in seconds.
+SOON_S = 0.0002
+
+
+class Broken(Exception):
+    """A process could not be confined: nothing was run in it."""
+
+
+class Gone(BaseException):
+    """Nobody wants results any more."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended.
+
+    status: exit status, or minus the signal; None: it did not end by itself.
+    late: the time was over. starved: of that it had stood in line for a processor for longer than
+    it may wait, or nobody knows for how long.
+    full: it had written more than it may.
+    """
+
+    status: int | None
+    late: bool = False
+    starved: bool = False
+    full: bool = False
+
+
+class Unit:
+    """Judges programs under one confinement; works in /proc, as it is outside of any room.
+
+    Args:
+        around: put around every process.
+        control: descriptor that messages come by.
+        results: descriptor of what comes of them.
+        config: `base_bytes`, address space of this process; `watch`: end when the control is
+            closed, else when all that came by it is done.
+        in_room: this is the first process of a namespace of its own.
+    """
+
+    def __init__(
+        self,
+        around: Confinement,
+        control: int,
+        results: int,
+        config: Json,
+        *,
+        in_room: bool,
+    ) -> None:
+        self._around = around
+        self._control = control
+        self._results = results
+        self._config = config
+        self._in_room = in_room
+
+    def prove(self) -> str:
+        """Try what must not be possible, in a process confined as judged code will be.
+
+        Returns:
+            What was possible; empty if nothing was.
+
+        Raises:
+            Broken: the process could not be confined.
+        """
+        reading, writing = os.pipe()
+
+        def attempt() -> int:
+            os.write(writing, escapes(self._around).encode())
+            return 0
+
+        child = self._fork(self._around, lambda: attempt, [writing])
+        os.close(writing)
+        found = os.read(reading, CHUNK)
+        os.close(reading)
+        end = time.monotonic() + self._around.limits.wall_s
+        ended = self._end(child, self._wait(child, end))
+        if ended.status != 0:
+            raise Broken(f"the trial of the sandbox ended with {ended.status}")
+        return found.decode()
+
+    def judge(self, header: Json) -> None:
+        """Do one job, and say how its processes ended.
+
+        Args:
+            header: `id`, `limits`, `partial`, and `kind`: "calls" of functions, or a "case" of what
+                is printed for what is read, compared or only told.
+        """
+        self._around = replace(self._around, limits=Limits(**header["limits"]))
+        try:
+            judge = self._calls if header["kind"] == "calls" else self._case
+            result = judge(self._around, header)
+        except Broken as error:
+            result = {"broken": str(error)}
+        finally:
+            self._clean()
+        plain.send(self._results, {"id": header["id"], **result})
+
+    def _calls(self, around: Confinement, header: Json) -> Json:
+        """Judge functions by tests that call them."""
+        ours, theirs = socket.socketpair()
+
+        def answer() -> Live:
+            program = plain.receive(self._control)
+
+            def live() -> int:
+                judged.serve(theirs.fileno(), program)
+                return 0
+
+            return live
+
+        with ours, theirs:
+            program = self._fork(around, answer, [theirs.fileno()])
+            progress = mmap.mmap(-1, mmap.PAGESIZE)  # after the fork: the program has no part in it
+
+            def grade() -> Live:
+                tests = plain.receive(self._control)
+
+                def live() -> int:
+                    server = grader.Judged(ours.fileno(), progress)
+                    graded = grader.grade(server, tests, partial=header["partial"])
+                    self._tell(graded)
+                    return LOST if "lost" in graded else 0
+
+                return live
+
+            tests = self._fork(self._for_tests(around), grade, [ours.fileno(), self._results])
+        end = time.monotonic() + around.limits.wall_s
+        late = self._wait(tests, end)
+        of_tests = self._end(tests, late)
+        if of_tests.status == LOST:
+            self._wait(program, time.monotonic() + LAST_WORDS_S)
+        of_program = self._end(program, late)
+        result = {"waiting": bool(progress[0]), "answered": bool(progress[1])}
+        progress.close()
+        return {**result, **_both(of_tests, of_program)}
+
+    def _case(self, around: Confinement, _header: Json) -> Json:
+        """Judge a program by what it prints for what it reads."""
+        reading, writing = os.pipe()
+
+        def run() -> Live:
+            program = plain.receive(self._control)
+            source = folders.held_text(program["input"])
+            os.dup2(source, 0)
+            os.dup2(writing, 1)
+            os.close(source)
+
+            def live() -> int:
+                return judged.run_as_main(program["code"])
+
+            return live
+
+        program = self._fork(around, run, [])
+        os.close(writing)
+
+        def compare() -> Live:
+            tests = plain.receive(self._control)
+
+            def live() -> int:
+                if tests.get("shown"):
+                    self._tell(grader.read_output(reading))
+                    return 0
+                compared = grader.compare_output(reading, tests["output"])
+                self._tell(compared)
+                return 1 - compared["held"]
+
+            return live
+
+        tests = self._fork(self._for_tests(around), compare, [reading, self._results])
+        os.close(reading)
+        end = time.monotonic() + around.limits.wall_s
+        late = self._wait(tests, end)
+        of_tests = self._end(tests, late)
+        if of_tests.status == 0:
+            late = self._wait(program, end)
+        of_program = self._end(program, late)
+        return {"waiting": True, "answered": True, **_both(of_tests, of_program)}
+
+    def _tell(self, graded: Json) -> None:
+        """Say what the tests found; in the grader. One short write, which is whole or nothing:
+        nobody writes there before it, and the pipe has room for what `grader` lets through.
+        """
+        plain.send(self._results, {"graded": graded})
+
+    def _for_tests(self, around: Confinement) -> Confinement:
+        """Around a grader: the program's time, not its own, is what ends first."""
+        limits = around.limits
+        return replace(around, limits=replace(limits, cpu_s=2 * limits.cpu_s))
+
+    def _fork(
+        self,
+        around: Confinement,
+        prepare: Prepare,
+        kept: list[int],
+    ) -> int:
+        """Start a confined process.
+
+        Args:
+            around: the layers.
+            prepare: called before the process is confined: takes its message from the control, and
+                returns what the process does then; it ends with what that returns.
+            kept: descriptors that it keeps.
+
+        Raises:
+            Broken: it could not be confined, and did nothing.
+        """
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._live(around, prepare, kept, writing)
+        os.close(writing)
+        said = os.read(reading, CHUNK)
+        os.close(reading)
+        if said != CONFINED:
+            self._end(child, late=True)
+            raise Broken(said.decode(errors="replace") or "a process died while it was confined")
+        return child
+
+    def _live(
+        self,
+        around: Confinement,
+        prepare: Prepare,
+        kept: list[int],
+        writing: int,
+    ) -> NoReturn:
+        """The life of a forked process."""
+        status = 125
+        try:
+            live = prepare()
+            confine.confine(around, [*kept, writing], self._config["base_bytes"])
+            random.seed(0)
+            os.write(writing, CONFINED)
+            os.close(writing)
+            status = live()
+        except OSError as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(status)
+
+    def _wait(self, child: int, end: float) -> bool:
+        """Wait until a process has ended, or has to: at `end` of the monotonic clock.
+
+        Returns:
+            Whether it had not ended then.
+
+        Raises:
+            Gone: nobody wants results any more.
+        """
+        poll = select.poll()
+        if self._config["watch"]:
+            poll.register(self._control, 0)  # told of its end alone
+        most = self._around.limits.disk_mb << 20
+        with _watched(child) as watched:
+            if watched is not None:
+                poll.register(watched, select.POLLIN)
+            pause_s = LOOK_S if watched is not None else SOON_S
+            while _is_running(child):
+                left = end - time.monotonic()
+                if left <= 0:
+                    return True
+                if not self._in_room and folders.size(self._around.folder) > most:
+                    return True
+                if self._control in dict(poll.poll(1000 * min(left, pause_s))):
+                    raise Gone
+        return False
+
+    def _end(self, child: int, late: bool) -> Ended:
+        """Kill a process; what it left behind is ended by `_clean`."""
+        by_itself = not _is_running(child)
+        full = False
+        if late and not self._in_room:
+            full = folders.size(self._around.folder) > self._around.limits.disk_mb << 20
+        starved = late and not full and self._delay_s(child) > self._around.limits.wait_s
+        os.kill(child, signal.SIGKILL)
+        # Without a limit, on purpose: a killed process that stays is in a call that the kernel does
+        # not cut short, and nothing here could go on beside it. Whoever sent the job has a limit,
+        # and ends this unit then with all that is in it.
+        _, status = os.waitpid(child, 0)
+        if by_itself:
+            return Ended(os.waitstatus_to_exitcode(status))
+        return Ended(None, late=late, starved=starved, full=full)
+
+    def _delay_s(self, child: int) -> float:
+        """Seconds that the main thread of a child, which is not waited for yet, has stood in line
+        for a processor; infinite where nobody tells.
+
+        Source: proc(5), fdinfo of a pidfd; sched-stats.rst of the kernel, /proc/pid/schedstat.
+        """
+        waited_ns = 0
+        with contextlib.suppress(OSError), _watched(child) as watched:
+            # Its number there, which may be another than here.
+            told = Path(f"self/fdinfo/{watched}").read_text().partition("Pid:")[2]
+            waited_ns = int(Path(told.split()[0], "schedstat").read_text().split()[1])
+        # None at all: this kernel does not count.
+        return waited_ns / 1e9 or float("inf")
+
+    def _clean(self) -> None:
+        """Leave nothing of a program: no process and no file."""
+        descendants.end_all()
+        if not self._in_room:
+            folders.empty(self._around.folder)
+        elif os.listdir(self._around.folder):
+            room.fresh_folder(self._around.limits.disk_mb)
+            if self._around.rules is not None:
+                os.close(self._around.rules)
+                self._around = replace(self._around, rules=rules_for(self._around.folder))
+
+
+def _both(tests: Ended, program: Ended) -> Json:
+    return {"tests": dataclasses.asdict(tests), "program": dataclasses.asdict(program)}
+
+
+@contextlib.contextmanager
+def _watched(child: int) -> Iterator[int | None]:
+    """A descriptor that can be read once a process has ended; None where there is no such thing."""
+    try:
+        fd = os.pidfd_open(child)
+    except (AttributeError, OSError):
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_running(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def escapes(around: Confinement) -> str:
+    """What this process can do and should not be able to, in words; every attempt is made.
+
+    Args:
+        around: what is supposed to confine it.
+
+    Returns:
+        Joined by commas; empty if nothing succeeded.
+    """
+    outside = os.path.dirname(os.path.realpath(around.folder))
+    attempts: dict[str, Callable[[], object]] = {
+        "open a socket": socket.socket,
+        "start a process": _start_process,
+        "signal its parent": lambda: os.kill(os.getppid(), 0),
+        "read its parent's memory": lambda: open(f"/proc/{os.getppid()}/mem").close(),
+        "change a mode": lambda: os.chmod(around.folder, 0o700),
+        "change times": lambda: os.utime(around.folder),
+    }
+    if around.rules is not None:
+        attempts |= {
+            "read the machine's users": lambda: open("/etc/passwd").read(),
+            "write outside of its folder": lambda: open(os.path.join(outside, "oxrl"), "w").close(),
+        }
+    found: list[str] = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        found.append(name)
+    return ", ".join(found)
+
+
+def _start_process() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def rules_for(folder: str) -> int:
+    """The Landlock rules of judged code.
+
+    Args:
+        folder: path that it may write to, beside /dev/null.
+
+    Returns:
+        A descriptor, for `landlock_restrict`.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+    return kernel.landlock_rules(confine.readable_paths(), [folder, "/dev/null"])
+
+
+def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -> Confinement:
+    """What is put around judged code, by the level; and this process's own part in it.
+
+    Args:
+        config: see `main`.
+        folder: that judged code writes to.
+        user: that judged code becomes; None: it stays who it is.
+        in_room: these namespaces are its own, so that their threads can be counted by themselves.
+
+    Returns:
+        What `confine` applies to every judged process.
+
+    Raises:
+        OSError: a layer cannot be had.
+    """
+    if sys.platform == "linux":
+        kernel.hide_memory()
+        kernel.drop_bounding_set()
+        descendants.adopt_orphans()
+    limits = Limits(**config["limits"])
+    if config["level"] == "off":
+        return Confinement(folder, limits)
+    if kernel.machine() not in filters.ARCHITECTURES:
+        raise OSError(f"no list of system calls for {kernel.machine() or sys.platform}")
+    rules = rules_for(folder) if config["landlock"] else None
+    library = os.path.dirname(os.__file__)
+    return Confinement(
+        folder,
+        limits,
+        rules=rules,
+        filtered=True,
+        user=user,
+        may_read_all=rules is not None and not confine.reachable_by_others(library),
+        threads=confine.MOST_THREADS if in_room else confine.MOST_THREADS_OF_USER,
+    )
+
+
+def live(config: Json, control: int, results: int, user: int | None, *, in_room: bool) -> int:
+    """A unit's whole life, in the namespaces where it stays.
+
+    Args:
+        config: see `main`.
+        control: descriptor of jobs.
+        results: descriptor of what comes of them.
+        user: that judged code becomes.
+        in_room: these namespaces are its own.
+
+    Returns:
+        An exit status.
+    """
+    folder = room.FOLDER if in_room else os.path.abspath(config["folder"])
+    try:
+        around = confinement(config, folder, user, in_room=in_room)
+        os.fchdir(config["processes"])
+        unit = Unit(around, control, results, config, in_room=in_room)
+        possible = unit.prove() if around.filtered else ""
+        if possible:
+            raise OSError(f"judged code could still {possible}")
+    except (OSError, Broken) as error:
+        plain.send(results, {"failed": str(error)})
+        return 1
+    plain.send(results, {"ready": True})
+    gc.collect()
+    gc.freeze()
+    try:
+        while True:
+            unit.judge(plain.receive(control))
+    except (plain.Closed, Gone):
+        return 0
+
+
+def ordinary_user(config: Json) -> int | None:
+    """The user that judged code becomes where this is root, whose folder is then that user's.
+
+    Args:
+        config: see `main`; its `folder` changes its owner.
+
+    Returns:
+        A user's number. None: it stays who it is, for this is not root, or these namespaces have no
+        other user.
+    """
+    if os.getuid() != 0:
+        return None
+    try:
+        os.chown(config["folder"], confine.NOBODY, confine.NOBODY)
+    except OSError:
+        return None
+    return confine.NOBODY
+
+
+def main(control: int, results: int) -> int:
+    """Read the configuration, go where it says, and live there.
+
+    The first message holds `level`; `limits`; `landlock`: whether to use it; `room`: whether to
+    make namespaces; `folder`: what judged code writes to, outside of a room; `mount_point`;
+    `watch`: see `Unit`.
+
+    Args:
+        control: descriptor that the configuration comes on, and then jobs.
+        results: descriptor of what comes of them; first, whether this is ready.
+
+    Returns:
+        An exit status: 0 once nobody sends jobs any more, 1 where it could not begin.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = plain.receive(control)
+    for name in WARM:
+        __import__(name)
+    config["base_bytes"] = folders.address_space()
+    # Where there is no /proc, nothing of what is looked for is there.
+    config["processes"] = os.open("/proc" if os.path.isdir("/proc") else "/", os.O_RDONLY)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+    if not config["room"]:
+        user = ordinary_user(config) if config["level"] != "off" else None
+        return live(config, control, results, user, in_room=False)
+
+    def there(user: int | None) -> int:
+        return live(config, control, results, user, in_room=True)
+
+    try:
+        return room.in_room(there, config["mount_point"], config["limits"]["disk_mb"])
+    except OSError as error:
+        plain.send(results, {"failed": f"namespaces: {error}"})
+        return 1

@@ -1,0 +1,75 @@
+"""Which layers of the sandbox this machine offers, and what to do about those that are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from oxrl_sandbox.client import Level, Sandbox, environment, interpreter
+from oxrl_sandbox.findings import SandboxError
+from oxrl_sandbox.inside import filters, kernel
+from oxrl_sandbox.inside.confine import Limits
+
+TRIAL = Limits(cpu_s=2.0, memory_mb=256, disk_mb=4)
+_NAMESPACES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+failed = libc.unshare({flags})
+sys.stdout.write(os.strerror(ctypes.get_errno()) if failed else "yes")
+"""
+FIXES = {
+    "strict": (
+        "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces=15000; in a "
+        "container --security-opt seccomp=unconfined or --privileged); or install bubblewrap; or "
+        "write reward.sandbox=basic, which does without namespaces; or reward.sandbox_url of a "
+        "SandboxFusion service"
+    ),
+    "basic": (
+        "a Linux kernel from 5.13 on with Landlock and seccomp (boot with lsm=landlock,...); or "
+        "reward.sandbox_url of a SandboxFusion service; or reward.sandbox=off where nothing that "
+        "the model may write can do harm"
+    ),
+    "off": "a Python that can start itself",
+}
+
+
+def layers() -> dict[str, object]:
+    """The layers by name: a version, a path, yes or no, or why not."""
+    machine = kernel.machine()
+    return {
+        "landlock": kernel.landlock_version(),
+        "seccomp": machine in filters.ARCHITECTURES
+        and os.path.exists("/proc/sys/kernel/seccomp/actions_avail"),
+        "namespaces": _namespaces() if machine else "no Linux",
+        "bubblewrap": shutil.which("bwrap"),
+    }
+
+
+def _namespaces() -> str:
+    """Whether a process may make namespaces of its own; if not, what the kernel says."""
+    flags = kernel.NEW_USERS | kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK
+    command = [interpreter(), "-P", "-S", "-c", _NAMESPACES.format(flags=flags)]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, env=environment(), check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+
+
+def why_not(level: Level) -> str:
+    """Why a level cannot be had here; empty if it can, which is tried.
+
+    Args:
+        level: "strict", "basic" or "off".
+    """
+    sandbox = Sandbox(level, TRIAL)
+    try:
+        sandbox.start()
+    except SandboxError as error:
+        return str(error)
+    finally:
+        sandbox.close()
+    return ""

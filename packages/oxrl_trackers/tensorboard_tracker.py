@@ -1,0 +1,66 @@
+"""TensorBoard: event files in RUN/tensorboard, one more with every start.
+
+tensorboard --logdir runs
+"""
+
+from __future__ import annotations
+
+import time
+
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata  # pyright: ignore[reportMissingImports]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportMissingImports]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # pyright: ignore[reportMissingImports]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
+
+from oxrl.runs.files import Json
+from oxrl_trackers.follow import Place, TrackedRun, numbers
+
+
+class TensorBoardTracker:
+    """See `oxrl_trackers.follow.Tracker`."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._place = Place(run.directory / "tensorboard.json")
+        self.logged = self._place.logged
+        self._writer = EventFileWriter(str(run.directory / "tensorboard"))
+        if self.logged < 0:
+            self._add(0, [_text("config", _as_markdown(run.params))])
+
+    def log(self, records: list[Json]) -> None:
+        for record in records:
+            values: list[Summary.Value] = []
+            for name, value in numbers(record).items():
+                values.append(Summary.Value(tag=name, simple_value=value))
+            self._add(record["step"], values)
+        self._writer.flush()
+        self.logged = records[-1]["step"]
+        self._place.note(self.logged)
+
+    def close(self, outcome: str) -> None:
+        self._add(max(self.logged, 0), [_text("outcome", outcome)])
+        self._writer.close()
+
+    def _add(self, step: int, values: list[Summary.Value]) -> None:
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        self._writer.add_event(event)
+
+
+def _text(tag: str, text: str) -> Summary.Value:
+    """A text for TensorBoard's text page."""
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
+    metadata = SummaryMetadata(plugin_data=plugin)
+    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def _as_markdown(params: Json) -> str:
+    """A table of the config."""
+    rows = [f"| {path} | {value} |" for path, value in params.items()]
+    return "\n".join(["| field | value |", "|---|---|", *rows])
+
+
+def open_tracker(run: TrackedRun) -> TensorBoardTracker:
+    """See `oxrl_trackers.follow.Opens`."""
+    return TensorBoardTracker(run)

@@ -1,0 +1,53 @@
+"""trackio: one SQLite file in RUN/trackio, unless TRACKIO_DIR names another folder.
+
+Its `init` would start a server; what it stores is written without one.
+
+    TRACKIO_DIR=runs/my-run/trackio trackio show --project oxrl
+"""
+
+from __future__ import annotations
+
+import os
+
+from oxrl.runs.files import Json
+from oxrl_trackers.follow import Place, TrackedRun, numbers
+
+PROJECT = "oxrl"
+
+
+class TrackioTracker:
+    """See `oxrl_trackers.follow.Tracker`."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(run.directory / "trackio"))
+        # Imported after that: it reads the variable when it is imported.
+        from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+        self._storage = SQLiteStorage
+        self._run = run
+        self._place = Place(run.directory / "trackio.json")
+        self.logged = self._place.logged
+
+    def log(self, records: list[Json]) -> None:
+        run_id = self._place.run_id
+        steps = [int(record["step"]) for record in records]
+        self._storage.bulk_log(
+            PROJECT,
+            self._run.name,
+            [numbers(record) for record in records],
+            steps=steps,
+            config=self._run.params,
+            # What was written before a kill is not written twice.
+            log_ids=[f"{run_id}-{step}" for step in steps],
+            run_id=run_id,
+        )
+        self.logged = steps[-1]
+        self._place.note(self.logged)
+
+    def close(self, outcome: str) -> None:
+        pass  # nothing is held open, and trackio has no word for it
+
+
+def open_tracker(run: TrackedRun) -> TrackioTracker:
+    """See `oxrl_trackers.follow.Opens`."""
+    return TrackioTracker(run)
