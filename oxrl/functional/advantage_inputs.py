@@ -1,4 +1,4 @@
-"""What every advantage is computed from, and what it gives."""
+"""The inputs that every advantage is computed from, and the tensors that it returns."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ MAX_TEACHER_GAP = 10.0
 
 
 def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """How much likelier the teacher finds each sampled token than the policy that sampled it.
+    """Measure how much likelier the teacher finds each token than the policy that sampled it.
 
     A_t = teacher_logprobs - old_logprobs, at most 10 in size
 
@@ -177,11 +177,11 @@ class TurnDecays:
         return _instead(ends, self.trace, along)
 
     def ends(self, order: Tensor, filled: Tensor) -> Tensor:
-        """Where what follows a token belongs to another turn.
+        """Find the trained tokens after which another turn begins.
 
         Args:
-            order: [B, T], trained tokens first.
-            filled: [B, T] bool, which of them there are.
+            order: [B, T] indices into each row, trained tokens first.
+            filled: [B, T] bool, the places of `order` that hold a trained token.
 
         Returns:
             [B, T] bool.

@@ -93,7 +93,7 @@ def importance_sampling(
 def clipped(
     tokens: Tokens, clip_low: float, clip_high: float, clip_dual: float | None = None
 ) -> Decision:
-    """What `ppo_clip` decides about tokens.
+    """Decide for every token as `ppo_clip` does: its value, its weight, and what is clipped.
 
     Args:
         tokens: clean, with their ratios and advantages.

@@ -50,7 +50,7 @@ class Correction(Protocol):
         *args: Any,
         **further: Any,
     ) -> Tensor:
-        """What the policy term of each token is multiplied by, for the sampler is not the trainer.
+        """Compute each token's factor on the policy term, as the sampler is not the trainer.
 
         Args:
             logprobs: [B, T] nats, of the trainer at the start of the step; for one cell, of now.

@@ -1,4 +1,4 @@
-"""How rows of unlike lengths are cut into pieces so that the least is read, padding included."""
+"""The cheapest way to cut rows of unlike lengths into padded pieces: the fewest tokens are read."""
 
 from __future__ import annotations
 

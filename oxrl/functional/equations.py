@@ -1,4 +1,4 @@
-"""Which function carries the equation of a cell: its docstring is what is shown of it.
+"""The functions whose docstrings hold the equations of the cells, as pages about them show them.
 
 Registries hold adapters for some cells, which only call the function that is meant here.
 """
@@ -64,7 +64,7 @@ LOSSES: Mapping[str, Function] = {
 
 
 def told_of(function: Function) -> str:
-    """What a function's docstring says, without its arguments.
+    """Return what a function's docstring says, without its arguments.
 
     Args:
         function: of a cell.

@@ -1,4 +1,4 @@
-"""What every policy loss has in common: clean tokens at its beginning, loss and metrics at its end.
+"""The frame of every policy loss: clean tokens at its beginning, loss and metrics at its end.
 
     gate(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None, <numbers>)
     loss = -sum_bt  correction * loss_weights * S(r, A)          r = exp(logprobs - old_logprobs)
@@ -76,7 +76,7 @@ class Gate(Protocol):
 
 
 class Tokens(NamedTuple):
-    """What a gate decides from, [B, T], clean; all but `logprobs` is detached."""
+    """The clean tensors [B, T] that a gate decides from; all but `logprobs` are detached."""
 
     logprobs: Tensor
     log_ratio: Tensor  # clamped to +-20
@@ -102,7 +102,7 @@ class Tokens(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a gate says of every token, [B, T], detached but for `push`."""
+    """A gate's decision about every token, [B, T], detached but for `push`."""
 
     value: Tensor  # S
     weight: Tensor  # w

@@ -92,7 +92,7 @@ class Groups:
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
     def flat(self, x: Tensor) -> Tensor:
-        """Whether a group's values are equal up to rounding, or there is only one.
+        """Mark rows whose group has values that are equal up to rounding, or only one.
 
         Up to 1e-6 of the mean: equal rewards such as 0.1 have a float mean that differs in the last
         bit, which a division by a standard deviation of 1e-9 turns into advantages of 0.4; such a

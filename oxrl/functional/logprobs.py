@@ -33,7 +33,7 @@ Linear = Callable[[Tensor, Tensor, OptionalTensor], Tensor]
 
 
 class HeadOutput(NamedTuple):
-    """What the chunked head says of N positions; None where it was not asked for."""
+    """The chunked head's results for N positions; None where one was not asked for."""
 
     logprobs: Tensor  # [N]
     entropy: OptionalTensor  # [N]
@@ -78,7 +78,7 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the masked-in tokens are, and the hidden states that predict them.
+    """Find the masked-in tokens and the hidden states that predict them.
 
     A token at position 0 has no predictor and is left out.
 
@@ -95,7 +95,7 @@ def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bootstrap_positions(attention_mask: Tensor) -> Tensor:
-    """Where the last real token of each row is: the state after the whole row.
+    """Find the last real token of each row, whose hidden state has read the whole row.
 
     Args:
         attention_mask: [B, T] bool.

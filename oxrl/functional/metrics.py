@@ -175,7 +175,7 @@ def policy_metrics(
     ref_logprobs: OptionalTensor = None,
     entropy: OptionalTensor = None,
 ) -> Metrics:
-    """Where the policy stands against its old self and the reference.
+    """Measure how far the policy has moved from its old self and from the reference.
 
     `kl/old_k3` is mean(r - 1 - log r) with r against the old policy: the data come from it, so this
     estimates KL(old || current). `kl/ref_...` estimate KL(current || reference); `kl/ref_row_sum`

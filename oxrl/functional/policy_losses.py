@@ -83,7 +83,7 @@ def cispo(
 
 
 def _sigmoid_gate(tokens: Tokens, positive: float, negative: float) -> Decision:
-    """What `sapo` decides with the sharpness `positive` where A > 0, `negative` elsewhere."""
+    """Decide as `sapo` does, with the sharpness `positive` where A > 0 and `negative` elsewhere."""
     tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.advantages > 0, positive)
     sigma = torch.sigmoid(tau * (tokens.ratio - 1))
     weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
@@ -460,7 +460,7 @@ def proximal(
 
 
 def _clipped_geometric_mean(tokens: Tokens, clip_low: float, clip_high: float) -> Decision:
-    """What `gmpo` decides about tokens."""
+    """Decide for every token as `gmpo` does: its value, its weight, and what is clipped."""
     log_ratio = tokens.log_ratio
     high = (tokens.advantages > 0) & (log_ratio > clip_high)
     low = (tokens.advantages < 0) & (log_ratio < -clip_low)

@@ -1,4 +1,4 @@
-"""What every loss of pairs does: check its tensors, and sum up its losses.
+"""The frame of every loss of pairs: its tensors are checked, and its losses summed up.
 
 A loss reads its tensors with `read_pairs`, writes its formula on what `Pairs` makes of them, and
 ends with `Pairs.loss_and_metrics`. Everything per pair is [N], log-probabilities are in nats.
@@ -132,7 +132,7 @@ class Pairs:
 
     @torch.no_grad()
     def _metrics(self, beta: float) -> dict[str, Tensor]:
-        """How the pairs stand, as `loss_and_metrics` says."""
+        """Average margins, rewards and accuracy over the pairs that count, for the metrics."""
         chosen = self.chosen
         rejected = self.rejected
         if self.ref_chosen is not None and self.ref_rejected is not None:

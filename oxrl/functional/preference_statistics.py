@@ -1,5 +1,5 @@
-"""What a preference loss needs from outside its pair: statistics of the global batch, and sums over
-chosen tokens.
+"""Statistics of the global batch, and sums over chosen tokens, that preference losses need besides
+their pairs.
 
 The statistics take the whole global batch at once (every rank's pairs), are detached and carry no
 state: running means go in and come out. Slice a per-pair result to the micro-batch; pass a scalar

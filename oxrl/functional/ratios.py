@@ -50,7 +50,7 @@ class Anchor(Protocol):
     """A cell of `RATIOS`."""
 
     def __call__(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """What stands in for `old_logprobs` in a gate, so that its ratio of tokens is this one.
+        """Return the logprobs that replace `old_logprobs` in a gate, to give it this level's ratio.
 
         Args:
             logprobs, old_logprobs: [B, T] nats, now and of the policy to compare with.

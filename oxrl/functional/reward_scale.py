@@ -15,7 +15,7 @@ STD_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """What is known of the rewards seen so far.
+    """Running count, mean and squared deviations of the rewards seen so far.
 
     count: how many. mean: of them. squares: the sum of their squared distances from it.
     """

@@ -1,4 +1,4 @@
-"""What is decided about tokens before the update, over the whole optimizer step.
+"""Choices of tokens that are made before the update, over the whole optimizer step.
 
 Everything here is detached. Means and quantiles run over the trained tokens of the batch given, so
 call these on the full batch, never on a micro-batch.
@@ -17,7 +17,7 @@ from oxrl.tables.numbers import COV_FRACTION, COV_HIGH, COV_LOW, EXPLORE_QUANTIL
 
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Which tokens drive entropy down: their logprob and advantage covary.
+    """Compute how each token's logprob and advantage covary: a high value drives entropy down.
 
     cov_t = (A_t - mean A) * (logprob_t - mean logprob)
 
@@ -86,7 +86,7 @@ def select_kl_cov(
 
 
 def _share(fraction: float, mask: Tensor) -> int:
-    """How many tokens `fraction` of the trained ones are: rounded down, but never none.
+    """Return how many tokens are `fraction` of the trained ones: rounded down, but at least one.
 
     At the usual fraction, 2e-4, rounding alone would choose nothing in batches of a few thousand
     tokens, and the method would be another one without a word.
@@ -125,7 +125,7 @@ def above_row_quantile(
 def router_shift(
     router_logprobs: Tensor, old_router_logprobs: Tensor, mask: Tensor, *, minimum: float = 0.8
 ) -> Tensor:
-    """How far a token's experts moved, as a factor on its ratio.
+    """Turn how far the probabilities of a token's experts moved into a factor on its ratio.
 
     gamma = max(exp(-Delta), minimum),  Delta = mean over layers and experts of |log p - log p_old|
 

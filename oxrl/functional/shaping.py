@@ -31,7 +31,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) ->
 
 
 def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Whether the row's group has rewards that differ, so that it can teach something.
+    """Mark rows whose group has rewards that differ, so that it can teach something.
 
     For rewards 0 and 1 it is 0 < correct < G.
 

@@ -69,7 +69,7 @@ def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
 
 
 def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """What each row contributes to the group's pass@k.
+    """Compute each row's contribution to the pass@k of its group.
 
     s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one
 

@@ -27,7 +27,7 @@ class Weights(Protocol):
     def __call__(
         self, response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any
     ) -> Tensor:
-        """How much each token of the batch of a step counts; see the top of this file.
+        """Weigh each token of a step's batch; see the top of this file.
 
         Args:
             response_mask: [B, T] bool, trained tokens.
@@ -159,7 +159,7 @@ def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor | float) -> Tensor:
-    """How much more a row counts than its group's average, by its length.
+    """Compute each row's weight by its length, relative to the average of its group.
 
     f_i = G * softmax over the group of h_i ** length_power,  h_i = 1 + z_i / 9
 
