@@ -76,7 +76,7 @@ CellKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Feature:
-    """What a recipe does beside the cells, because a row or one of its cells asks for it.
+    """A part of a recipe beside the cells, which a row or one of its cells asks for.
 
     Args:
         name: of its class in `oxrl.recipes.features`, where it is one.

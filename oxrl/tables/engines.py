@@ -20,7 +20,7 @@ Masters = Literal["float32", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What is known of an engine before anything heavy is imported.
+    """A row about one engine, which can be read before anything heavy is imported.
 
     builder: "module:class or function".
     package: what has to be importable beside oxRL's own dependencies; None: nothing.

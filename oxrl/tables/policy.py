@@ -125,22 +125,22 @@ class Row:
         return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet"
 
     def has(self, feature: Feature) -> bool:
-        """Whether its cells or the row itself need this feature."""
+        """True if the row or one of its cells needs this feature."""
         return feature.name in self.needs
 
     @property
     def compares_samples(self) -> bool:
-        """Whether it learns from samples of one prompt that differ."""
+        """True if the row learns from how the samples of one prompt differ."""
         return self.has(GROUPS) or self.has(DYNAMIC_SAMPLING)
 
     @property
     def moves_reference(self) -> bool:
-        """Whether its reference follows the policy by all its weights."""
+        """True if the reference follows the policy, in all of its weights."""
         return REFERENCE_SYNC_RATE in self.numbers
 
     @property
     def knows_sampler(self) -> bool:
-        """Whether its loss already accounts for a sampler that is not the current policy."""
+        """True if its loss already accounts for a sampler that is not the current policy."""
         interpolates = INTERPOLATED_ANCHOR in self.features
         return self.correction != "none" or self.denominator == "rollout" or interpolates
 

@@ -96,12 +96,12 @@ class Method:
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference follows the policy."""
+        """True if the reference follows the policy."""
         return REFERENCE_SYNC_RATE in self.around
 
     @property
     def addable(self) -> bool:
-        """Whether `train.mix` may add it: it takes a pair and numbers, and nothing else."""
+        """True if `train.mix` may add it: it takes a pair and numbers, and nothing else."""
         return not (self.unpaired or self.extras or self.around or self.parts)
 
 

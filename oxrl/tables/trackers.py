@@ -1,4 +1,4 @@
-"""Where a run can be shown besides its own record: pure data."""
+"""The trackers that can show a run besides its own record: pure data."""
 
 from __future__ import annotations
 

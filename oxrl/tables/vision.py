@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class VisionFamily:
-    """What differs from family to family.
+    """A family of models that read images: the facts in which one differs from another.
 
     Args:
         name: `model_type` in config.json.
