@@ -57,8 +57,9 @@ ROWS = {"dataset": ("data.train", TRAIN_ROWS), "eval_dataset": ("data.eval", EVA
 
 @dataclass
 class Given:
-    """What a program gave by itself: objects by their names, and rows by the fields they are for.
+    """Objects and rows that a program gave from Python, beside its configuration.
 
+    objects: name -> object.
     texts: name of a file in the run directory's folder of rows -> its text.
     """
 
@@ -221,7 +222,7 @@ class Run:
         temperature: float | None = None,
         overrides: Sequence[str] = (),
     ) -> Metrics:
-        """What `oxrl eval RUN` says of the newest checkpoint.
+        """Evaluate the newest checkpoint, as `oxrl eval RUN` does.
 
         Args:
             dataset: rows instead of `data.eval`, as of `train`; None: those of the configuration.
@@ -272,7 +273,7 @@ class Run:
     def replay(
         self, step: int, sample: int | None = None, *, tolerance: float | None = None
     ) -> list[Finding]:
-        """What `oxrl replay RUN --step STEP` finds: a step gone through again, and compared.
+        """Go through one step again and compare it with the record, as `oxrl replay RUN` does.
 
         Args:
             step: optimizer step whose update is made again, as in metrics.jsonl and samples.jsonl.
@@ -334,7 +335,7 @@ class Run:
 
 
 def _read(config: object, overrides: Sequence[str]) -> Source:
-    """What a configuration says, whichever way it was given."""
+    """Read a configuration, whichever way it was given."""
     if isinstance(config, Config):
         config = sections_of(read_values(config))
     if isinstance(config, str | Path):
@@ -408,7 +409,7 @@ def _set(source: Source, path: str, value: str, argument: str) -> None:
 
 
 def _find_rows_of_start(source: Source, directory: Path) -> None:
-    """Of a run that goes on without its rows being given again: those it was started with."""
+    """Name the rows that a run was started with, where it goes on and none are given again."""
     for argument, (path, file) in ROWS.items():
         section, _, name = path.partition(".")
         written = directory / GIVEN / file

@@ -92,18 +92,18 @@ class Prompt:
 
     @property
     def question(self) -> Any:
-        """What the last message says: a text, or parts of text and images."""
+        """The content of the last message: a text, or parts of text and images."""
         return self.messages[-1]["content"] if self.messages else ""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a record of the prompt says of its images; nothing where there are none."""
+        """The fields about images in a record of the prompt; empty where there are no images."""
         return {"images": list(self.images)} if self.images else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What to sample. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Settings of sampling. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -211,7 +211,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a reward says of one completion.
+    """A reward's verdict on one completion.
 
     `value` is None unless `status` is ok: a failure is never a number. `parts` are what it is made
     of; `statuses` those of every part of a reward that is asked for in parts (`reward.parts`).
@@ -235,7 +235,7 @@ class Score:
             raise ValueError(f"a score has a value exactly when its status is ok, got {found}")
 
     def counted(self, name: str) -> float:
-        """What a part gave; NaN where there is none of this name, or it does not count.
+        """Return the value of a part; NaN where no part has this name, or it does not count.
 
         Args:
             name: of a part.
@@ -335,7 +335,7 @@ def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch(RowBatch):
-    """What a model reads. Example in the module docstring.
+    """A batch of token rows as a model reads it. Example in the module docstring.
 
     tokens: [B, T] int64.
     attention_mask: [B, T] bool, real tokens.
@@ -376,11 +376,11 @@ class TokenBatch(RowBatch):
         return self.attention_mask.sum(1).tolist()
 
     def said_by(self, forward: Forward, want: Want) -> Output:
-        """What a model says of these rows. Episodes of several rows have them put together."""
+        """Return a model's output for these rows. Episodes of several rows have it put together."""
         return forward(self, want)
 
     def read_by_models(self, of_rows: Tensor) -> tuple[TokenBatch, Tensor]:
-        """What models read of this, and what `of_rows` [B] says of that: itself."""
+        """Return the batch that models read, and `of_rows` [B] by its rows: here both as given."""
         return self, of_rows
 
     def as_read(self, batch: Batch) -> Batch:
@@ -401,7 +401,7 @@ class TokenBatch(RowBatch):
 
 
 class ImageSource(Protocol):
-    """Where the pixels of the images in a batch come from."""
+    """A source of the pixels of the images in a batch."""
 
     def attach(self, inputs: TokenBatch, rows: Sequence[tuple[str, Sequence[str]]]) -> TokenBatch:
         """A batch with the pixels of its rows, in `extras`.
@@ -457,7 +457,7 @@ class RolloutBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyBatch(RowBatch):
-    """What one policy-gradient optimizer step reads: [B, T] float32 where nothing else is said.
+    """The batch of one policy-gradient optimizer step: [B, T] float32 where nothing else is said.
 
     old_logprobs: anchor of the ratio, in nats; None: the current logprobs are their own anchor
         (`train.old_logprobs: current`).
@@ -492,7 +492,7 @@ class PolicyBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueBatch(RowBatch):
-    """What one critic step reads: old_values, returns, loss_weights, all [B, T] float32."""
+    """The batch of one critic step: old_values, returns, loss_weights, all [B, T] float32."""
 
     inputs: TokenBatch
     old_values: Tensor
@@ -502,7 +502,7 @@ class ValueBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedBatch(RowBatch):
-    """What one supervised step reads.
+    """The batch of one supervised step.
 
     loss_weights: [B, T] float32, zero on every token that is not a target.
     """
@@ -513,7 +513,7 @@ class SupervisedBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch(RowBatch):
-    """What one process-reward step reads.
+    """The batch of one process-reward step.
 
     labels: [B, T] float32, at the last token of each step of a solution.
     loss_weights: [B, T] float32, zero elsewhere.
@@ -526,7 +526,7 @@ class StepBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(RowBatch):
-    """What one preference or reward-model step reads: N units, each a pair or a single judged
+    """The batch of one preference or reward-model step: N units, each a pair or a single judged
     completion.
 
     inputs: the R rows of unit n stand from R * n on (R = 2: chosen, rejected).
@@ -563,7 +563,7 @@ class PreferenceBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class Output(RowBatch):
-    """What a model says of a TokenBatch; a field is None when it was not asked for by `want`.
+    """A model's output for a TokenBatch; a field is None when it was not asked for by `want`.
 
     Token-aligned and at least float32, logprobs and entropy in nats:
 
