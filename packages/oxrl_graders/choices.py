@@ -56,8 +56,8 @@ def choice_reward(response: str, answer: object) -> Score:
 
 
 def final_words(response: str) -> str:
-    """What a response says last: behind its last marker ("answer:" and the like), or in its last
-    line.
+    """Find the final words of a response: after its last marker ("answer:" and the like), or else
+    its last line.
 
     Args:
         response: the text that the model wrote; what it thinks before `</think>` is not read.

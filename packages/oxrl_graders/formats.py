@@ -90,7 +90,7 @@ def cosine_length_value(
     wrong_short: float = -1.0,
     wrong_long: float = -0.5,
 ) -> float:
-    """What a response of a length is worth: short if it is right, long if it is wrong.
+    """Score a response by its length: short is better if it is right, long if it is wrong.
 
     long + (short - long) * (1 + cos(pi * tokens / max_tokens)) / 2, tokens at most max_tokens.
 
@@ -100,7 +100,7 @@ def cosine_length_value(
 
     Args:
         tokens: length of the response.
-        right: whether it is.
+        right: whether the response is right.
         max_tokens: the longest, where the long value is reached; at least 1.
         right_short, right_long, wrong_short, wrong_long: values at length 0 and at max_tokens.
 

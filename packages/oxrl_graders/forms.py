@@ -27,13 +27,13 @@ _NEAREST = 41  # values of a family that are compared, those that are the neares
 
 
 def same_form(gold: str, answer: str) -> bool | None:
-    """Whether two answers are the same time, ratio, numeral or family.
+    """Compare two answers that are times, ratios, numerals or families.
 
     Args:
         gold, answer: of one answer each, without its marker.
 
     Returns:
-        True or False; None where neither has such a form.
+        True if they are the same; None where neither has such a form.
     """
     texts = (cleaned(gold), cleaned(answer))
     are_times = any(map(_TIME.fullmatch, texts)) or all(map(_CLOCK.fullmatch, texts))
@@ -43,7 +43,7 @@ def same_form(gold: str, answer: str) -> bool | None:
 
 @functools.lru_cache(maxsize=4096)
 def _form(text: str, are_times: bool) -> Hashable | None:
-    """What is the same for every spelling of such an answer; None for any other."""
+    """Return one value for all spellings of such an answer; None for an answer of another form."""
     if match := are_times and (_TIME.fullmatch(text) or _CLOCK.fullmatch(text)):
         hour = int(match[1])
         if match[3]:

@@ -30,7 +30,7 @@ _CONTRACTED = re.compile(r"(?<=\w)(?=n't$|'(?:s|m|d|ll|re|ve)$)", re.IGNORECASE)
 
 
 def compared(found: int, relation: str, wanted: int) -> bool:
-    """Whether a count is in the relation that an instruction names.
+    """Compare a count with the number that an instruction names.
 
     Args:
         found: how many there are.
@@ -48,7 +48,7 @@ def compared(found: int, relation: str, wanted: int) -> bool:
 
 
 def sentences_in(text: str) -> int:
-    """How many sentences a text has, as NLTK's Punkt counts them.
+    """Count the sentences of a text, as NLTK's Punkt does.
 
     A point, exclamation or question mark before white space ends one, the end of a line does not.
 
@@ -69,7 +69,7 @@ def sentences_in(text: str) -> int:
 
 
 def _ends_sentence(mark: str, last: str, following: str) -> bool:
-    """Whether a mark after the word `last` ends a sentence that `following` goes on after."""
+    """Check that a mark after the word `last`, with `following` after it, ends a sentence."""
     if set(mark) & set("!?"):
         return True
     goes_on = following[:1].islower()
@@ -80,7 +80,7 @@ def _ends_sentence(mark: str, last: str, following: str) -> bool:
 
 
 def capital_words_in(text: str) -> int:
-    """How many words are in capital letters, words as NLTK's word tokenizer has them.
+    """Count the words in capital letters, split into words as NLTK's word tokenizer does.
 
     Words with a hyphen are one, "I'M" and "CAN'T" are two.
 
@@ -95,7 +95,7 @@ def capital_words_in(text: str) -> int:
 
 
 def existence(text: str, *, keywords: list[str]) -> bool:
-    """Whether every keyword stands in a text, in capital letters or not, also inside of a word.
+    """Check that every keyword occurs in a text, in any case, also inside of a word.
 
     Args:
         text: the response.
@@ -108,7 +108,7 @@ def existence(text: str, *, keywords: list[str]) -> bool:
 
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
-    """Whether none of some words stands in a text as a whole word, in capital letters or not.
+    """Check that no forbidden word occurs in a text as a whole word, in any case.
 
     Args:
         text: the response.
@@ -121,7 +121,7 @@ def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """Whether a keyword stands in a text often, or seldom, enough.
+    """Check that a keyword occurs in a text often enough, or seldom enough.
 
     Args:
         text: the response.
@@ -139,8 +139,7 @@ def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str)
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Whether a letter stands in a text often, or seldom, enough; small and capital ones are the
-    same.
+    """Check that a letter occurs in a text often enough, or seldom enough, in either case.
 
     Args:
         text: the response.
@@ -155,14 +154,14 @@ def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation
 
 
 def response_language(text: str, *, language: str) -> bool:
-    """Whether a text is in a language.
+    """Check that a text is in a language.
 
     Args:
         text: the response.
         language: two letters of ISO 639-1, such as "de".
 
     Returns:
-        True of English also where nothing tells the language of a text in Latin letters.
+        For English, True also where nothing tells the language of a text in Latin letters.
 
     Raises:
         ValueError: the language is none of those that `languages` knows.
@@ -173,7 +172,7 @@ def response_language(text: str, *, language: str) -> bool:
 
 
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
-    """Whether a text has enough, or few enough, sentences, as `sentences_in` counts them.
+    """Check that a text has enough sentences, or few enough, as `sentences_in` counts them.
 
     Args:
         text: the response.
@@ -187,7 +186,7 @@ def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
 
 
 def number_words(text: str, *, num_words: int, relation: str) -> bool:
-    """Whether a text has enough, or few enough, words: runs of letters, digits and underscores.
+    """Check that a text has enough words, or few enough: runs of letters, digits and underscores.
 
     Args:
         text: the response.
@@ -201,8 +200,8 @@ def number_words(text: str, *, num_words: int, relation: str) -> bool:
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Whether a text has so many paragraphs, which are parted by `***`; only the first and the last
-    may be empty.
+    """Check that a text has a number of paragraphs with `***` between them; only the first and the
+    last may be empty.
 
     Args:
         text: the response.
@@ -215,7 +214,9 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 def nth_paragraph_first_word(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Whether a text has so many paragraphs, parted by an empty line, and one begins with a word.
+    """Check that a text has a number of paragraphs, and that one of them begins with a word.
+
+    An empty line stands between paragraphs.
 
     Args:
         text: the response.
@@ -235,7 +236,7 @@ def nth_paragraph_first_word(
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """Whether a text has enough placeholders, such as `[name]`.
+    """Check that a text has enough placeholders, such as `[name]`.
 
     Args:
         text: the response.
@@ -245,7 +246,7 @@ def number_placeholders(text: str, *, num_placeholders: int) -> bool:
 
 
 def postscript(text: str, *, postscript_marker: str) -> bool:
-    """Whether a text has a postscript.
+    """Check that a text has a postscript.
 
     Args:
         text: the response.
@@ -259,7 +260,7 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
-    """Whether a text has so many bullet points: lines that begin with `*` or `-`.
+    """Check that a text has a number of bullet points: lines that begin with `*` or `-`.
 
     Args:
         text: the response.
@@ -271,7 +272,7 @@ def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
 
 
 def constrained_response(text: str) -> bool:
-    """Whether a text holds one of the three sentences of CONSTRAINED, to the letter.
+    """Check that a text holds one of the three sentences of CONSTRAINED, to the letter.
 
     Args:
         text: the response.
@@ -280,7 +281,7 @@ def constrained_response(text: str) -> bool:
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
-    """Whether a text has enough highlighted parts, `*so*` or `**so**`, with something in them.
+    """Check that a text has enough highlighted parts, `*so*` or `**so**`, that are not empty.
 
     Args:
         text: the response.
@@ -294,7 +295,7 @@ def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Whether a text has enough sections that begin with a word and a number, such as "Section 1".
+    """Check that a text has enough sections that begin with a word and a number: "Section 1".
 
     Args:
         text: the response.
@@ -306,7 +307,7 @@ def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> 
 
 
 def json_format(text: str) -> bool:
-    """Whether a text is JSON and nothing else but one fence around it.
+    """Check that a text is JSON, with nothing else but perhaps one code fence around it.
 
     Args:
         text: the response.
@@ -325,7 +326,7 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """Whether a text has a title: `<<so>>`, with something in it, on one line.
+    """Check that a text has a title: `<<so>>`, on one line and not empty.
 
     Args:
         text: the response.
@@ -335,7 +336,7 @@ def title(text: str) -> bool:
 
 
 def two_responses(text: str) -> bool:
-    """Whether a text is two different answers, parted by six stars.
+    """Check that a text is two different answers with six stars between them.
 
     Args:
         text: the response.
@@ -346,7 +347,7 @@ def two_responses(text: str) -> bool:
 
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
-    """Whether a text begins with the request itself; the case of letters says nothing.
+    """Check that a text begins with the request itself, in any case.
 
     Args:
         text: the response.
@@ -356,8 +357,7 @@ def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
 
 
 def end_checker(text: str, *, end_phrase: str) -> bool:
-    """Whether a text ends with a phrase, perhaps in quotation marks; the case of letters says
-    nothing.
+    """Check that a text ends with a phrase, in any case, perhaps in quotation marks.
 
     Args:
         text: the response.
@@ -367,8 +367,8 @@ def end_checker(text: str, *, end_phrase: str) -> bool:
 
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """Whether a text has enough, or few enough, words in capital letters, as `capital_words_in`
-    counts.
+    """Check that a text has enough words in capital letters, or few enough, as `capital_words_in`
+    counts them.
 
     Args:
         text: the response.
@@ -382,31 +382,31 @@ def capital_word_frequency(text: str, *, capital_frequency: int, capital_relatio
 
 
 def english_capital(text: str) -> bool:
-    """Whether a text is in English, and every letter of it a capital one.
+    """Check that a text is in English and in capital letters only.
 
     Args:
         text: the response.
 
     Returns:
-        False of a text without a letter.
+        False for a text without a letter.
     """
     return text.isupper() and is_language(text, "en")
 
 
 def english_lowercase(text: str) -> bool:
-    """Whether a text is in English, and no letter of it a capital one.
+    """Check that a text is in English and has no capital letter.
 
     Args:
         text: the response.
 
     Returns:
-        False of a text without a letter.
+        False for a text without a letter.
     """
     return text.islower() and is_language(text, "en")
 
 
 def no_comma(text: str) -> bool:
-    """Whether a text has no comma.
+    """Check that a text has no comma.
 
     Args:
         text: the response.
@@ -415,7 +415,7 @@ def no_comma(text: str) -> bool:
 
 
 def quotation(text: str) -> bool:
-    """Whether a text stands as a whole in double quotation marks.
+    """Check that the whole text stands in double quotation marks.
 
     Args:
         text: the response.
@@ -425,7 +425,7 @@ def quotation(text: str) -> bool:
 
 
 def _filled(parts: list[str]) -> int:
-    """How many parts hold something; -1 where one in the middle does not."""
+    """Count the parts that are not empty; -1 where one in the middle is."""
     if any(not part.strip() for part in parts[1:-1]):
         return -1
     return sum(bool(part.strip()) for part in parts)

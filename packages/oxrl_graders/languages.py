@@ -1,4 +1,4 @@
-"""Which of a few languages a text is in, by its letters and its most common words.
+"""Detection of the language of a text, among a few, by its letters and its most common words.
 
 No statistics of letters: a text of a sentence or more is told, a name or a word may not be.
 """
@@ -97,11 +97,12 @@ def _evidence(name: str, words: Counter[str], letters: Counter[str]) -> int:
 
 
 def is_language(text: str, name: str) -> bool:
-    """Whether a text is in a language; one that nothing tells, in Latin letters, may be English.
+    """True if a text is in a language; one in Latin letters whose language nothing tells passes as
+    English.
 
     Args:
         text: any; a sentence or more can be told.
-        name: two letters of ISO 639-1, one of KNOWN; of any other the answer is no.
+        name: two letters of ISO 639-1, one of KNOWN; for any other the answer is no.
     """
     found = language_of(text)
     return found == name or (name == "en" and not found)

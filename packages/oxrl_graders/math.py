@@ -164,7 +164,7 @@ def _gold_text(answer: object) -> str | None:
 
 
 def _is_equal(final: _Final, gold: str) -> bool | None:
-    """Whether the answer equals the ground truth; None if it cannot be read."""
+    """True if the answer equals the ground truth; None if it cannot be read."""
     number = _read_number(final)
     expected = _read_number(_gold_final(gold))
     if number and expected and (number.exact and expected.exact or number.values & expected.values):
@@ -184,7 +184,7 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
 
 
 def _same_value(meant: str, said: str) -> bool | None:
-    """Whether two relations or expressions are equal; None if the second cannot be read."""
+    """True if two relations or expressions are equal; None if the second cannot be read."""
     decided = compare(meant, said)
     if decided is not None:
         return decided
@@ -265,7 +265,7 @@ def _final_answer(response: str) -> _Final | None:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether the response is nothing but a list, a relation or a bracket: it is all the answer."""
+    """True if the response is nothing but a list, a relation or a bracket: it is all the answer."""
     if len(text) > _LONGEST_LINE or not _is_short(text) or _WORD.search(_COMMAND.sub(" ", text)):
         return False
     sums = "\n" not in text.strip() and _SUM.search(text)
@@ -273,12 +273,12 @@ def _is_formula(text: str) -> bool:
 
 
 def _is_short(text: str) -> bool:
-    """Whether a text is no running text: of a few words, or of symbols alone."""
+    """True if a text is no running text, but a few words or symbols alone."""
     return len(text.split()) <= _LONGEST_STATEMENT or not _PROSE_WORD.search(text)
 
 
 def _answer_tag(text: str) -> Iterator[_Final]:
-    """What the last <answer> holds; a marker inside it says more precisely where the answer is."""
+    """The content of the last <answer>, or what a marker inside it points to more precisely."""
     start = text.rfind("<answer>")
     if start >= 0:
         content = text[start + len("<answer>") :].partition("</answer>")[0].strip()
@@ -349,7 +349,7 @@ def _read_number(final: _Final) -> Quantity | None:
 
 
 def _holds_words(text: str) -> bool:
-    """Whether there is more in a statement than formulas."""
+    """True if a statement holds words beside its formulas."""
     return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None
 
 

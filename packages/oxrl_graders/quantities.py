@@ -221,7 +221,7 @@ class Quantity:
 
     @property
     def values(self) -> set[Fraction]:
-        """What the number may mean."""
+        """The values that the number may mean."""
         return {self.value, self.value / 100} if self.percent else {self.value}
 
     @property
@@ -232,10 +232,10 @@ class Quantity:
         return (decimal if self.exact else quotient) + r"\%" * self.percent
 
     def agrees(self, other: Quantity) -> bool:
-        """Whether both may be the same number of the same unit.
+        """True if both may be the same number with the same unit.
 
         Args:
-            other: of an answer to the ground truth that this one is.
+            other: the answer's quantity; this one is the ground truth's.
         """
         if (
             self.unit
@@ -281,21 +281,21 @@ def plain(text: str) -> str:
 
 
 def around(before: str, after: str) -> set[str | None]:
-    """What the words and symbols around a number make of it.
+    """Find how the words and symbols around a number change what it says.
 
     Args:
         before, after: the rest of its sentence, from `plain`.
 
     Returns:
-        Of "denied" (it is not the answer), "turned" (it bounds the answer, is one of several or
-        something is worked out with it) and "operator" (a part of a formula) those that hold.
+        Those that hold of "denied" (it is not the answer), "turned" (it bounds the answer, is one
+        of several or something is worked out with it) and "operator" (a part of a formula).
     """
     found = (_BEFORE.search(before[-200:]), _AFTER.match(after))
     return {match.lastgroup for match in found if match}
 
 
 def is_equation(text: str) -> bool:
-    """Whether a text says of an expression what it equals, and not of a name.
+    """True if a text gives the value of an expression, and not only of a name.
 
     Args:
         text: `x = 5`, `f(x) = 5`, `|AB| = 5` and `2 + 3 = 5` are none, `x + y = 5`, `2x = 10` are.

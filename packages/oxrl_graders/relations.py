@@ -98,7 +98,7 @@ _CLOSE = ")]}"
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a statement says: the values of one variable, or relations that no set tells.
+    """The meaning of a statement: the values of one variable, or relations that no set tells.
 
     Args:
         values: sympy Set of real numbers.
@@ -111,7 +111,7 @@ class _Meaning:
     relations: frozenset[object] = frozenset()
 
     def agrees(self, other: _Meaning) -> bool:
-        """Whether both say the same; a statement without a variable agrees with any."""
+        """True if both say the same; a statement without a variable agrees with any."""
         if self.values is None or other.values is None:
             return self.values is other.values and self.relations == other.relations
         named = {self.variable, other.variable} - {""}
@@ -131,7 +131,7 @@ def mark_relations(text: str) -> str:
 
 
 def compare(gold: str, answer: str) -> bool | None:
-    """Whether two answers are the same, where their shapes decide it.
+    """Compare two answers, where their shapes decide it.
 
     Inequalities and intervals are the same if they are read and hold for the same numbers (and of
     the same variable, where both name one), or if they are spelled alike. An ordered tuple is
@@ -141,7 +141,7 @@ def compare(gold: str, answer: str) -> bool | None:
         gold, answer: of one answer each.
 
     Returns:
-        True or False; None where the shapes leave it to the values.
+        True if they are the same; None where the shapes leave it to the values.
     """
     shapes = {_shape(gold), _shape(answer)}
     if shapes & {"relation", "interval"}:
@@ -203,7 +203,7 @@ def _shape(text: str) -> str:
 
 
 def _is_interval(text: str) -> bool:
-    """Whether it can be nothing but a set of reals: infinite, half-open, square or a union."""
+    """True if a text can only be a set of reals: infinite, half-open, square or a union."""
     if _SET.search(text):
         return True
     ends = split_parts(text[1:-1]) if re.fullmatch(r"[(\[\]][^\[\]&]*[)\]\[]", text) else []
@@ -265,7 +265,7 @@ def split_parts(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _read(text: str) -> _Meaning | None:
-    """What a cleaned statement says; None if it is none."""
+    """The meaning of a cleaned statement; None if it is no statement."""
     import sympy
 
     if not text or _OTHER_RELATIONS.search(_BUILDER.sub(" ", text)):
@@ -297,7 +297,7 @@ def _read_values(text: str) -> _Meaning | None:
 
 
 def _joined(clauses: list[str], join: Callable[..., Any] | None) -> _Meaning | None:
-    """What several statements say together; with no `join`, a comma that may mean "and" or "or"."""
+    """The meaning of several statements at once; without `join`, a comma may mean "and" or "or"."""
     import sympy
 
     read: list[Any] = [_read(clause.strip()) for clause in clauses]

@@ -34,11 +34,11 @@ Expressions = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class _Solutions:
-    """What an answer names.
+    """The solutions that an answer names.
 
     Args:
         values: sympy expressions, or tuples of them.
-        name: of what is solved for, without its index; empty where the answer says none.
+        name: of what is solved for, without its index; empty where the answer gives no name.
         assigned: whether it is one point, each place of which is named: "x = 1, y = 2".
         place: the values of a point, or of a list that may be one without its brackets, in the
             order in which they are written.
@@ -55,14 +55,15 @@ class _Solutions:
 
 
 def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None:
-    """Whether two answers name the same solutions.
+    """Compare two answers that name solutions.
 
     Args:
         gold, answer: of one answer each, without its marker.
         in_order: a list may be a point without its brackets.
 
     Returns:
-        True or False; None unless both name several, or points, and all of them can be read.
+        True if they name the same ones; None unless both name several, or points, and all of them
+        can be read.
     """
     meant = _read(cleaned(gold))
     said = _read(cleaned(answer))
@@ -78,7 +79,7 @@ def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None
 
 
 def _same_values(meant: Expressions, said: Expressions) -> bool:
-    """Whether both hold the same values in any order; as often, where the first repeats any."""
+    """True if both hold the same values in any order, and as often where the first repeats any."""
     if any(_count(value, meant) > 1 for value in meant):
         return all(_count(value, meant) == _count(value, said) for value in (*meant, *said))
     return all(_count(value, meant) and _count(value, said) for value in (*meant, *said))
@@ -137,7 +138,7 @@ def _clauses(text: str) -> list[str]:
 
 
 def _unnamed(clause: str) -> tuple[str, str]:
-    """What a clause is about, and what it says of it: "x_1 = 2" is about x and says 2."""
+    """Split a clause into its name and the value that it gives: "x_1 = 2" is x and 2."""
     if _assignments(clause):
         return "", clause
     for pattern in (_TUPLE_NAME, _NAME):

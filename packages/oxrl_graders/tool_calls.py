@@ -105,7 +105,7 @@ def calls_of(data: object) -> list[Call]:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two JSON values are equal: lists in order, mappings in any; True is not 1, and 1 is
+    """True if two JSON values are equal: lists in order, mappings in any; True is not 1, but 1 is
     1.0.
 
     Args:

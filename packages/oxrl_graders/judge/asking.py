@@ -51,21 +51,21 @@ class Judge:
             self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
 
     def unreachable(self, timeout_s: float) -> str:
-        """Why nobody answers at the endpoint; empty if somebody does.
+        """Ask the endpoint whether it is there; nothing is paid for that.
 
         Args:
             timeout_s: seconds to wait for an answer.
 
         Returns:
-            The reason, in words; nothing is paid for asking.
+            Why nobody answers, in words; empty if somebody does.
         """
         self.start()
         assert self._endpoint is not None
         return self._endpoint.look(timeout_s)
 
     def counters(self) -> dict[str, int]:
-        """What was asked since this was called last: questions, those of them that were recorded,
-        requests, requests that were sent again, and tokens of what was asked.
+        """Return the counts since the last call, and begin again: questions, those of them that
+        were recorded, requests, requests that were sent again, and tokens.
         """
         with self._count_lock:
             found = dict(self._counts)

@@ -1,4 +1,4 @@
-"""What may be said of a judge, and what cannot work."""
+"""The options of a judge, and the refusal of those that cannot work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALLOWED = ("key_env", "max_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How a judge is asked.
+    """The options of a judge: who is asked, and how.
 
     Args:
         url: of an endpoint that speaks OpenAI's API, such as http://localhost:8000/v1.
@@ -104,7 +104,7 @@ class JudgeOptions:
 
     @property
     def pairwise(self) -> bool:
-        """Whether a verdict names the better of two."""
+        """True if a verdict names the better of two responses."""
         return self.compare != "none"
 
     @property

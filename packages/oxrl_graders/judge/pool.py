@@ -39,7 +39,9 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What one question said of one response: its worth, the judge's number, why; or a failure."""
+    """The verdict of one question on one response: its worth, the judge's number and reason; or a
+    failure.
+    """
 
     worth: float = 0.0
     given: float = 0.0
@@ -103,13 +105,13 @@ class JudgePool:
         """Nothing is tried: a verdict costs money, and says nothing of the next one."""
 
     def unreachable(self, timeout_s: float = 5.0) -> str:
-        """Why nobody answers at the endpoint; empty if somebody does.
+        """Ask the endpoint whether it is there; nothing is paid for that.
 
         Args:
             timeout_s: seconds to wait for an answer.
 
         Returns:
-            The reason, in words; nothing is paid for asking.
+            Why nobody answers, in words; empty if somebody does.
         """
         return self._judge.unreachable(timeout_s)
 

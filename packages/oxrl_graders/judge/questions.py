@@ -1,4 +1,4 @@
-"""What a judge is asked, and what its reply says.
+"""The questions to a judge, and the reading of its replies.
 
 What is judged goes to the judge as one JSON object: a response cannot end its own part of the text
 and go on as if it were the question.
@@ -31,12 +31,12 @@ SYSTEM = (
 def question(
     options: JudgeOptions, prompt: Prompt, first: str, second: str | None = None
 ) -> list[Texts]:
-    """What to ask about one response, or two.
+    """Write the question about one response, or about two.
 
     Args:
         options: of the judge.
         prompt: what was asked.
-        first: the response; of two, A.
+        first: the response; response A where there are two.
         second: B, where the better one is asked for.
 
     Returns:

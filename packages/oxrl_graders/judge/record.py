@@ -1,4 +1,4 @@
-"""What a judge has said, kept by the content of the question: nothing is asked twice.
+"""The record of a judge's replies, by the content of the question: nothing is asked twice.
 
 A line of `judgements.jsonl` is on the disk before anybody sees the verdict in it. So a run that was
 killed finds there whatever any of its samples was scored by.
@@ -22,7 +22,7 @@ FILE = "judgements.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a judge replied.
+    """A judge's reply.
 
     Args:
         text: as it came.
