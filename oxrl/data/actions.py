@@ -32,7 +32,7 @@ Action = str | list[float]
 
 
 class Quantiles(NamedTuple):
-    """Of every number of an action: what 1 % and 99 % of the training data lie below."""
+    """The 1 % and 99 % quantiles of every number of an action, over the training data."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -40,7 +40,7 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionHead:
-    """Which tokens stand for which actions.
+    """The tokens that stand for actions, and the actions that they stand for.
 
     Args:
         token_ids: that may be sampled at all; the k-th stands for choice k, or for bin k.
@@ -76,7 +76,7 @@ class ActionHead:
         return None
 
     def decodes(self, token_ids: Sequence[int]) -> bool:
-        """Whether tokens of a turn stand for as many actions as it has; here they always do.
+        """True if a turn's tokens stand for as many actions as a turn has; here they always do.
 
         Args:
             token_ids: of a turn, without one that ends it.
@@ -84,8 +84,8 @@ class ActionHead:
         return len(token_ids) == self.tokens
 
     def kept(self, token_ids: Sequence[int], executed: int) -> int:
-        """How many tokens of a turn stand for its first actions: what was executed, where an
-        episode ended.
+        """Count the tokens of a turn that stand for its first actions: the executed ones, where an
+        episode ended in the middle of a turn.
 
         Args:
             token_ids: of the turn, all of them.
@@ -97,8 +97,9 @@ class ActionHead:
         return len(token_ids) - (self.chunk - executed) * self.width
 
     def clipped(self, actions: Sequence[Json]) -> int:
-        """How many numbers of a code the tokens of a chunk stand for that is not its own, but the
-        nearest one there is; here none but those outside of the quantiles, which are not counted.
+        """Count the numbers of a chunk that its tokens cannot express, so that they stand for the
+        nearest number that they can; here always 0, because numbers outside the quantiles are not
+        counted.
 
         Args:
             actions: of a turn, as `encode` takes them.
@@ -173,7 +174,7 @@ class ActionHead:
         return [self.token_ids[min(place, bins - 1)] for place in places]
 
     def shares(self, action: Json) -> list[float]:
-        """Where the numbers of an action lie between their quantiles, from 0 to 1.
+        """Return the places of an action's numbers between their quantiles, from 0 to 1.
 
         Args:
             action: as many finite numbers as the space has, in the data's own units; one alone may

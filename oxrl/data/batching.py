@@ -74,7 +74,7 @@ def _part_rewards(rollouts: Rollouts) -> Tensors:
 
 
 def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "neither"]:
-    """Whether the task was over, or a limit cut it, or it broke off.
+    """Tell apart responses whose task was over, those that a limit cut, and those that broke off.
 
     Args:
         completion: a response, or an episode, which says itself how it ended.

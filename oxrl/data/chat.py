@@ -175,7 +175,7 @@ class ChatEncoder:
         return self.encode(self.render(shown, generation_prompt=True, tools=tools), hidden)
 
     def other_template(self) -> str:
-        """What to set `model.chat_template` to where this template cannot be used, in words."""
+        """Suggest a `model.chat_template`, in words, where this template cannot be used."""
         return suggestion(self._tokenizer)
 
 

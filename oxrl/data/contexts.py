@@ -1,4 +1,4 @@
-"""What the policy reads in the next turn of an episode: everything so far, or less.
+"""The context of the policy's next turn in an episode: everything so far, or less.
 
 Where the next turn reads what stands there already and something after it, its tokens go on in the
 same row; where it reads something else, they begin a row.
@@ -39,7 +39,7 @@ class Conversation:
 
 
 class Reading(NamedTuple):
-    """What the next turn reads: after what stands there, or, where `new`, alone.
+    """The tokens that the next turn reads: after what stands there, or, where `new`, alone.
 
     images: names of those that it shows, in their order.
     """
@@ -53,7 +53,7 @@ class Contexts(Protocol):
     """Decides what the next turn reads."""
 
     def next(self, talk: Conversation) -> Reading | None:
-        """What the turn after the last exchange reads.
+        """Return the tokens that the turn after the last exchange reads.
 
         Returns:
             None: the policy ended its turn with a token after which the template puts nothing.
@@ -80,7 +80,7 @@ def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts
 
 
 def shown_turns(context: str) -> int | None:
-    """How many answers a turn reads, of a value of `rollout.context`; None: all.
+    """Return the number of answers that a turn reads with a value of `rollout.context`; None: all.
 
     Args:
         context: "whole", "last", or such as "window: 3".

@@ -76,7 +76,7 @@ class ConversationDataset(Dataset[Example]):
 
 
 def assistant_texts(messages: MessageSequence) -> list[str]:
-    """What the assistant says in a conversation, turn by turn.
+    """Return the texts of the assistant in a conversation, turn by turn.
 
     Args:
         messages: of a conversation, with text alone.
@@ -88,7 +88,7 @@ def assistant_texts(messages: MessageSequence) -> list[str]:
 
 
 def has_blank_reply(messages: MessageSequence) -> bool:
-    """Whether a turn of the assistant holds nothing but white space, and no call.
+    """True if a turn of the assistant holds nothing but white space, and no call.
 
     Args:
         messages: of a conversation, with text alone.
@@ -185,7 +185,7 @@ def _length_to_stop(reply: Sequence[int], text: str, encoder: ChatEncoder) -> in
 
 
 def _continuation(encoder: ChatEncoder, prefix: str, text: str, names: tuple[str, str]) -> str:
-    """What `text` adds to `prefix`, with which it has to begin."""
+    """Return the text that `text` adds to `prefix`, with which it has to begin."""
     if text.startswith(prefix):
         return text[len(prefix) :]
     at = len(os.path.commonprefix([prefix, text]))

@@ -1,4 +1,4 @@
-"""What all datasets share: a file read once and counted, and drawn in a seeded endless order."""
+"""The base of all datasets: a file read once and counted, and drawn in a seeded endless order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORTER = (
 
 
 class RowImages(Protocol):
-    """What a dataset asks of the images of a run."""
+    """The part of a run's images that a dataset needs."""
 
     def prepared(self, record: Record) -> Record:
         """The record with its images read, and named in the messages where they are shown."""
@@ -44,7 +44,7 @@ class RowImages(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How the rows of a data file are read.
+    """The options of reading the rows of a data file.
 
     Args:
         max_tokens: the longest row; prompts are measured with the template, all else with the
@@ -70,7 +70,7 @@ class ReadOptions:
     actions: ActionHead | None = None
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-        """What turns messages into tokens.
+        """Make the encoder that turns messages into tokens.
 
         Args:
             tokenizer: with a chat template.
@@ -88,11 +88,11 @@ EVERYTHING = ReadOptions()
 
 
 class Identified(Protocol):
-    """What a dataset is made of."""
+    """A unit of a dataset, which has a name."""
 
     @property
     def uid(self) -> str:
-        """What the unit is called in records, the same in every run."""
+        """The name of the unit in records, the same in every run."""
         ...
 
 
@@ -163,7 +163,7 @@ class StreamedUnits(Generic[Unit]):
 
 
 def _written(path: Path) -> tuple[int, ...]:
-    """What tells that a file is no longer the one it was; nothing where there is none."""
+    """Return the numbers that change when a file is written anew; empty where there is no file."""
     if not path.is_file():
         return ()
     found = path.stat()

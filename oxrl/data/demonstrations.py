@@ -47,7 +47,7 @@ def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> JsonObject:
 
 
 def padded_in(rows: Sequence[Fields]) -> int:
-    """How many actions of rows, as `chunk_at` makes them, nobody did.
+    """Count the actions of rows, as `chunk_at` makes them, that nobody did.
 
     Args:
         rows: with `messages`.
@@ -57,7 +57,7 @@ def padded_in(rows: Sequence[Fields]) -> int:
 
 
 class Encoded(NamedTuple):
-    """What `oxrl.data.conversations.Example` holds, of a row of actions."""
+    """The fields of an `oxrl.data.conversations.Example` made of a row of actions."""
 
     uid: str
     token_ids: TokenIds
@@ -112,7 +112,9 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
 
 
 def _talk(record: Record) -> list[_Turn]:
-    """What is read before each turn, what is done in it, and how much of that nobody did."""
+    """Split a row into turns: the messages read before each, its actions, and how many of them
+    nobody did.
+    """
     fields = record.fields
     name = "messages" if "messages" in fields else "prompt"
     given: Json = fields.get(name)

@@ -150,7 +150,7 @@ class FastCode:
 
 
 def read_code(path: Path) -> FastCode:
-    """What `FastCode.write` wrote.
+    """Read a code that `FastCode.write` wrote.
 
     Args:
         path: of the file.

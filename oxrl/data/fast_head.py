@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FastHead(ActionHead):
-    """Which tokens stand for which pieces of a chunk.
+    """The tokens that stand for the pieces of a chunk.
 
     Args:
         token_ids: the k-th stands for piece k.

@@ -37,7 +37,7 @@ MOST_BYTES = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRules:
-    """Which images are read.
+    """The rules for images that rows may show: where their files may lie, and their size.
 
     Args:
         roots: folders beside the data file's own, and beginnings of URLs, that images may be in.
@@ -50,7 +50,7 @@ class ImageRules:
 
 
 class _Unusable(Exception):
-    """Why an image cannot be used, as the end of a sentence."""
+    """An image cannot be used; the message is the end of a sentence that says why."""
 
 
 class _SameRoot(HTTPRedirectHandler):
@@ -158,7 +158,7 @@ def described(reference: Json) -> str:
 
 
 def content_name(content: bytes) -> str:
-    """What an image is called everywhere: the SHA-256 of its bytes.
+    """Return the name that an image has everywhere: the SHA-256 of its bytes.
 
     Args:
         content: the bytes of its file, as they are.
@@ -224,7 +224,7 @@ def _inside(reference: Fields) -> Json:
 
 
 def _is_base64(text: str) -> bool:
-    """Whether a text is an image and no path: paths are short, and hold a dot near their end."""
+    """True if a text is an image and no path: paths are short, and hold a dot near their end."""
     return text.startswith(BASE64_STARTS) and "." not in text and len(text) >= 64
 
 

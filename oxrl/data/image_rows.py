@@ -1,4 +1,4 @@
-"""Where the images of a row are shown: in its messages, by a part or a marker, or before the text.
+"""The places of a row's images: in its messages, by a part or a marker, or before the text.
 
 A row names its images in the column `images` (or `image`), in parts of its messages, or both. A
 part without an image of its own, and the marker `<image>` in a text, show the next one of the
@@ -214,7 +214,7 @@ def _count(message: Json) -> int:
 
 
 def _is_question(message: Json) -> bool:
-    """Whether a message is one that the model is asked by."""
+    """True if the message is a question to the model: its role is "user" or "human"."""
     if not isinstance(message, Mapping):
         return False
     return message.get("role", message.get("from")) in ("user", "human")

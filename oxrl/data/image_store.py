@@ -49,7 +49,7 @@ HELD_BYTES = 2**29
 
 
 class Read(Protocol):
-    """What the model makes of an image; see `oxrl.models.image_features.Features`."""
+    """An image as the model reads it; see `oxrl.models.image_features.Features`."""
 
     @property
     def tensors(self) -> TensorMap:
@@ -58,17 +58,17 @@ class Read(Protocol):
 
     @property
     def patches(self) -> int:
-        """How many patches the vision tower reads."""
+        """The number of patches that the vision tower reads."""
         ...
 
     @property
     def text(self) -> str:
-        """What stands in the rendered conversation in the place of the image."""
+        """The text that stands in the rendered conversation in the place of the image."""
         ...
 
     @property
     def tokens(self) -> int:
-        """How many of its tokens stand for what the vision tower makes of it."""
+        """The number of tokens of `text` that the vision tower's output replaces."""
         ...
 
 
@@ -77,7 +77,7 @@ class Reader(Protocol):
 
     @property
     def family(self) -> VisionFamily:
-        """Which kind of model it is for."""
+        """The kind of model that it is for."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class Reader(Protocol):
 
     @property
     def placeholder(self) -> str:
-        """What the chat template writes for an image."""
+        """The text that the chat template writes for an image."""
         ...
 
     def features(self, image: Image) -> Read:
@@ -108,7 +108,7 @@ class Reader(Protocol):
 
 
 class _Told(NamedTuple):
-    """What is known of an image without its pixels."""
+    """The facts about an image that are known without its pixels."""
 
     text: str
     tokens: int
@@ -141,7 +141,7 @@ class ImageStore:
 
     @property
     def reader(self) -> Reader:
-        """What turns images into inputs of the model."""
+        """The object that turns images into inputs of the model."""
         if self._reader is None:
             self._reader = self._new_reader()
         return self._reader

@@ -61,7 +61,7 @@ def in_our_words(record: Record, columns: Columns = NO_COLUMNS) -> Record:
 
 
 def field_at(fields: Fields, path: str) -> tuple[bool, Json]:
-    """Whether there is a field of that name or path, and what it holds.
+    """Look up a field by its name or path; the first result says if it is there.
 
     Args:
         fields: of a row.

@@ -141,7 +141,7 @@ def with_texts(message: Json, change: Callable[[str], str]) -> Json:
 
 
 def reasoning_of(message: Message) -> str:
-    """What a reply thinks before it speaks, where that is apart from its content.
+    """Return the thoughts that a reply has apart from its content.
 
     Args:
         message: of the assistant.
@@ -197,7 +197,7 @@ def _content(record: Record, content: Json, name: str, role: str | None) -> Json
 
 
 def text_of(message: Message) -> str:
-    """What a message says, without its images.
+    """Return the text of a message, without its images.
 
     Args:
         message: in one form.
@@ -302,7 +302,7 @@ def _calls(record: Record, calls: Json, name: str) -> list[JsonObject]:
 
 
 def _parsed(record: Record, text: Json, what: str, expected: str) -> Json:
-    """What JSON text holds."""
+    """Parse JSON text."""
     if not isinstance(text, str):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Which row comes when: a function of seed and position, so nothing of it is saved or restored."""
+"""The order of rows: a function of seed and position, so nothing of it is saved or restored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowSource(Protocol[Unit]):
 
 
 def index_at(draw: int, size: int, seed: int) -> int:
-    """Which of `size` rows comes at a position of an endless shuffled pass.
+    """Find the one of `size` rows that comes at a position of an endless shuffled pass.
 
     Every epoch visits each row once, in a fresh order that depends only on (seed, epoch).
 
@@ -91,7 +91,7 @@ def open_rows(
 def first_draws(
     train: str | Mapping[str, float], file: str, size: int, *, steps: int, per_step: int, seed: int
 ) -> Iterator[list[int]]:
-    """Which rows of a file of `data.train` are new in which step; nothing of later ones is known.
+    """Yield for each step the rows of a file of `data.train` that no earlier step drew.
 
     Args:
         train: `data.train`: one file, or file -> share of the draws.

@@ -285,7 +285,7 @@ def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages,
 
 
 def _shared_messages(chosen: Messages, rejected: Messages) -> int:
-    """How many messages two conversations begin with, their last ones left out."""
+    """Count the messages with which two conversations both begin, their last ones left out."""
     most = min(len(chosen), len(rejected)) - 1
     shared = 0
     while shared < most and chosen[shared] == rejected[shared]:

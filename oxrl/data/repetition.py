@@ -1,4 +1,4 @@
-"""Whether responses repeat themselves, or one another."""
+"""Metrics of responses that repeat themselves, or one another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOP_LEFT = 0.15
 
 
 def repetition_metrics(rollouts: Rollouts) -> Metrics:
-    """How often responses of a rollout step repeat themselves, and those of their group.
+    """Measure how often responses of a rollout step repeat themselves, and those of their group.
 
     Args:
         rollouts: of a step, in any order.
@@ -39,7 +39,7 @@ def repetition_metrics(rollouts: Rollouts) -> Metrics:
 
 
 def is_loop(text: str) -> bool:
-    """Whether a text is mostly one passage, repeated.
+    """True if a text is mostly one passage, repeated.
 
     Args:
         text: of a response; one below SHORTEST_LOOP bytes is none.

@@ -50,7 +50,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
 
 
 def prompt_fields(prompt: Prompt) -> Values:
-    """What a line says of a prompt: its last message, and the rest where there is more.
+    """Return a line's fields about a prompt: its last message, and the rest where there is more.
 
     `messages` are left out where the row gave a text, which is the one message (`plain`).
 
@@ -85,7 +85,7 @@ def _version_spans(versions: Sequence[int]) -> list[list[int]]:
 
 
 def _part_fields(score: Score) -> Values:
-    """What a line of samples.jsonl says of the parts of a score."""
+    """Return the fields of a line of samples.jsonl about the parts of a score."""
     fields: Values = {"parts": dict(score.parts)}
     if score.statuses:
         fields["part_statuses"] = dict(score.statuses)
@@ -93,7 +93,7 @@ def _part_fields(score: Score) -> Values:
 
 
 def _episode_fields(episode: Rollout) -> Values:
-    """What a line of samples.jsonl says of an episode otherwise than of a single response."""
+    """Return the fields of a line of samples.jsonl that only episodes have."""
     completion = episode.completion
     return {
         "reason": completion.reason or episode.score.reason,

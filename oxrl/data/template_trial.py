@@ -1,4 +1,4 @@
-"""Whether a chat template comes to an end: tried in a process that can be killed.
+"""A trial of a chat template, in a process that can be killed, to see that it comes to an end.
 
 A template is a program. One with loops over large ranges, or with texts multiplied, can take for
 ever or all memory, and nothing in the process that renders it could stop it. So it renders a short
@@ -66,7 +66,7 @@ def require_end(template: str) -> None:
 
 
 def conversations() -> list[list[Texts]]:
-    """What a template is tried on: with and without a system message, one turn and two."""
+    """Return the trial's conversations: with and without a system message, one turn and two."""
     messages = [dict(message) for message in CONVERSATION]
     return [messages[1:2], messages[:2], messages[1:], messages]
 

@@ -44,7 +44,7 @@ class TrainingTemplate:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """The path of the file."""
         return FOLDER / self.file
 
     def text(self) -> str:
@@ -120,7 +120,7 @@ def template_text(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What to set `model.chat_template` to where the tokenizer's own cannot be used, in words.
+    """Suggest a value of `model.chat_template`, in words, where the tokenizer's own cannot be used.
 
     Args:
         tokenizer: with a template that cannot be used.

@@ -52,7 +52,7 @@ def to_token_batch(
 
 @dataclass
 class Laid:
-    """What a batch holds of each token of one row."""
+    """The tokens of one row, and what a batch holds of each of them."""
 
     tokens: list[int] = field(default_factory=list[int])
     trained: list[bool] = field(default_factory=list[bool])

@@ -30,7 +30,7 @@ class RewrittenHistory(TemplateError):
 
 @dataclass(frozen=True)
 class Suffix:
-    """What follows a turn of the policy's.
+    """The tokens that follow a turn of the policy.
 
     stop_id: the token that ends the turn, which the policy itself samples.
     token_ids: of the new messages, up to where the policy writes again.
@@ -80,7 +80,7 @@ class TurnEncoder:
         return tuple(self._encoder.encode_prompt(self._with_roles(messages), tools))
 
     def suffix(self, messages: MessageSequence) -> Suffix:
-        """What the template puts after a turn that `messages` answer.
+        """Return the tokens that the template puts after a turn that `messages` answer.
 
         Args:
             messages: of the environment, after a turn of the policy.
@@ -119,7 +119,7 @@ class TurnEncoder:
         return Suffix(stop_id=ids[0], token_ids=tuple(ids[1:]))
 
     def after(self, turn: Sequence[int], suffix: Suffix) -> TokenIds | None:
-        """What is read behind a turn of the policy's.
+        """Return the tokens that are read behind a turn of the policy.
 
         Args:
             turn: what it sampled.
@@ -153,7 +153,7 @@ class TurnEncoder:
         return notes
 
     def rewritten(self, *, tools_answer: bool = False) -> list[str]:
-        """What `check` would refuse the template for, without refusing it.
+        """List the changes for which `check` would refuse the template, without refusing it.
 
         Args:
             tools_answer: tools are among what answers.
@@ -204,14 +204,14 @@ class TurnEncoder:
         return suffix if "".join(ours.split()) == "".join(theirs.split()) else None
 
     def _after_mark(self, shown: MessageSequence) -> str | None:
-        """What the template puts after a turn that `shown` answers; None: it drops that turn."""
+        """Return the template's text after a turn that `shown` answers; None: it drops the turn."""
         before = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
         text = self._encoder.render([*before, *shown], generation_prompt=True)
         _, mark, after = text.rpartition(MARK)
         return after if mark else None
 
     def _same_as_template(self, text: str, role: str) -> bool:
-        """Whether three turns with `text` read as the template would render them at once.
+        """True if three turns with `text` read as the template would render them at once.
 
         Raises:
             TemplateError: not even without the white space around what the policy wrote.

@@ -1,4 +1,4 @@
-"""What the adapters of other libraries' environments share."""
+"""The helpers that the adapters of other libraries' environments share."""
 
 from __future__ import annotations
 

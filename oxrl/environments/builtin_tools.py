@@ -32,7 +32,9 @@ class BuiltinTool(Protocol):
 
     @property
     def function(self) -> Callable[..., object]:
-        """What the policy calls: its parameters have types, its docstring is read by the policy."""
+        """The function that the policy calls: its parameters have types, its docstring is for the
+        policy.
+        """
         ...
 
     def check(self) -> None:

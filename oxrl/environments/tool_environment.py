@@ -91,7 +91,7 @@ class ToolEnvironment(Environment):
         return Step(messages, reason=f"{self.calls} calls{failed}")
 
     def result(self, call: ToolCall | BrokenCall) -> str:
-        """What one call comes to; a mistake is told as text, and counted.
+        """Run one call and return its result; a mistake is told as text, and counted.
 
         Args:
             call: of a tool, or what is wrong with one.

@@ -38,7 +38,7 @@ class Tool:
 
     @property
     def schema(self) -> Values:
-        """What chat templates show of it."""
+        """The JSON schema that chat templates show of it."""
         parameters = self.arguments.model_json_schema()
         parameters.pop("title", None)
         described = {
@@ -111,7 +111,7 @@ def as_tool(function: Callable[..., object]) -> Tool:
 
 
 def argument_texts(docstring: str) -> Texts:
-    """What a docstring says of each argument, in Google's style; empty where it says nothing.
+    """Read what a docstring in Google's style says of each argument; empty where it says nothing.
 
     Args:
         docstring: with its indentation cleaned.
@@ -142,7 +142,7 @@ def argument_texts(docstring: str) -> Texts:
 
 
 def awaited(result: object) -> object:
-    """What a function returned, waited for where it is `async`.
+    """Return a function's result, waited for where the function is `async`.
 
     Args:
         result: anything.
