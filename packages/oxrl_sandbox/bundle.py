@@ -1,4 +1,4 @@
-"""What runs inside a sandbox, as one text for a bare Python that has no oxRL."""
+"""The code that runs inside a sandbox, as one text for a bare Python that has no oxRL."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sources() -> dict[str, str]:
 
 
 def command(python: str) -> list[str]:
-    """How a Python is started that lives as a unit.
+    """Write the command that starts a Python as a unit of the sandbox.
 
     Args:
         python: path of an interpreter; it needs nothing installed.

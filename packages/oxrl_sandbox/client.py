@@ -47,7 +47,7 @@ class Way:
 
 
 def ways(level: Level) -> list[Way]:
-    """How a level can be had here, best first.
+    """List the ways to get a level on this machine, best first.
 
     Args:
         level: "strict", "basic" or "off".
@@ -65,7 +65,7 @@ def ways(level: Level) -> list[Way]:
 
 
 def bubblewrap_command(program: str) -> tuple[str, ...]:
-    """How bubblewrap makes the namespaces, which it may be allowed to where others are not.
+    """Write the command by which bubblewrap makes the namespaces: it may be allowed to, we may not.
 
     Args:
         program: path of `bwrap`.

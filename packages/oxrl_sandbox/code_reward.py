@@ -179,7 +179,7 @@ def require_sandbox(
 
 
 def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score:
-    """What a sandbox found, as a score.
+    """Turn what a sandbox found into a score.
 
     Args:
         findings: of the jobs, up to the first that decides; at least one.
@@ -230,7 +230,7 @@ def code_of(response: str) -> str:
 
 
 def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
-    """What a sandbox is to do to judge a program.
+    """List the jobs by which a sandbox judges a program.
 
     Args:
         code: source of the program.
@@ -271,7 +271,7 @@ def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
 
 
 def _cases(fields: Objects) -> list[tuple[str, str]]:
-    """What a program reads and has to print for it, in either layout."""
+    """List what a program reads and what it has to print for that, from either layout."""
     if "cases" in fields:
         cases = fields["cases"]
         if not _listed(cases):

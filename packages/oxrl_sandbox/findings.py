@@ -1,4 +1,4 @@
-"""What a sandbox is asked, and what is made of what it answers."""
+"""The jobs that a sandbox is given, and the findings that its answers come to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a job.
+    """The result of a job.
 
     held, run: asserts. reason: why not all held; empty if they did.
     bad: why the tests can judge no program. starved: it stood in line for a processor instead of
@@ -101,15 +101,16 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
 
 
 def reason_of(ended: Json, limits: Limits) -> str:
-    """What is wrong with how a process ended; empty if nothing is, or it was not asked to go on.
+    """Say what is wrong with how a process ended.
 
     Args:
         ended: how the unit saw it end: `status` (below 0 the number of a signal; None while it
             ran), `late` and `full`.
-        limits: it had to keep.
+        limits: that the process had to keep.
 
     Returns:
-        A reason that goes on after "the program ...".
+        A reason that goes on after "the program ..."; empty if nothing is wrong, or if the unit
+        ended it when it was no longer needed.
     """
     status = ended["status"]
     if ended["full"]:

@@ -1,4 +1,4 @@
-"""Which layers of the sandbox this machine offers, and what to do about those that are missing."""
+"""The layers of the sandbox that this machine offers, and remedies for missing ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def layers() -> dict[str, object]:
 
 
 def _namespaces() -> str:
-    """Whether a process may make namespaces of its own; if not, what the kernel says."""
+    """Try to make namespaces: "yes", or what the kernel says against it."""
     flags = kernel.NEW_USERS | kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK
     command = [interpreter(), "-P", "-S", "-c", _NAMESPACES.format(flags=flags)]
     try:
@@ -60,7 +60,7 @@ def _namespaces() -> str:
 
 
 def why_not(level: Level) -> str:
-    """Why a level cannot be had here; empty if it can, which is tried.
+    """Try a level on this machine, and say why it cannot be had; empty if it can.
 
     Args:
         level: "strict", "basic" or "off".

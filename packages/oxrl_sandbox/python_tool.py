@@ -71,7 +71,7 @@ class PythonTool:
 
     @property
     def function(self) -> Callable[[str], str]:
-        """What the policy calls."""
+        """The function that the policy calls."""
         return self.python
 
     def python(self, code: str) -> str:

@@ -118,10 +118,10 @@ class RemoteSandbox:
             raise SandboxError(f"{self.url}: {error}") from error
 
     def _finding(self, job: Job, reply: Json, word: str) -> Finding:
-        """What the service's reply says.
+        """Read the service's reply.
 
         Raises:
-            SandboxError: nothing of the program.
+            SandboxError: it says nothing about the program.
         """
         run: Any = reply.get("run_result") or {}
         parts = str(run.get("stdout") or "").partition(word)[2].split()

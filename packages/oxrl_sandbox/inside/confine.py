@@ -27,7 +27,7 @@ WAIT_S = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What judged code may use.
+    """The limits of what judged code may use.
 
     cpu_s: seconds of processor time of each process.
     wait_s: seconds that it may sleep, or wait for a processor, beside what it works.
@@ -66,14 +66,14 @@ class Confinement:
 
 
 def readable_paths() -> list[str]:
-    """What judged code may read: enough for the standard library."""
+    """List the paths that judged code may read: enough for the standard library."""
     library = os.path.dirname(os.path.realpath(os.__file__))
     own = os.path.join(os.path.realpath(sys.base_prefix), "lib")
     return [library, own, *SYSTEM_FOLDERS, *SYSTEM_FILES, *DEVICES]
 
 
 def reachable_by_others(path: str) -> bool:
-    """Whether an ordinary user could open a folder: every folder on the way lets others pass.
+    """True if an ordinary user could open a folder: every folder on the way lets others pass.
 
     Args:
         path: of the folder; links are followed.

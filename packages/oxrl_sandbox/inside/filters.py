@@ -1,4 +1,4 @@
-"""Which system calls judged code may make: a list of what is allowed, the rest fails.
+"""The system calls that judged code may make; all others fail.
 
 Nothing on it starts a process, a program or a connection, or acts on another process. Nothing
 changes the mode, the times, the owner or the attributes of a file either, or locks one: those calls

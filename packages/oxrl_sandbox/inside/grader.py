@@ -294,7 +294,7 @@ def shown(value: object) -> str:
 
 
 class Counted:
-    """How many asserts were run, and how many held.
+    """Counter of the asserts that were run, and of those that held.
 
     Args:
         partial: go on after one that failed.
@@ -564,8 +564,8 @@ def _printed(what: str) -> Json:
 
 
 def asserts_in(tests: Json) -> int:
-    """How many asserts are written in some tests; one of a constant, such as `assert True`, is
-    none.
+    """Count the asserts in the source of some tests; one of a constant, as `assert True`, is left
+    out.
 
     Args:
         tests: with `test`, or with `tests`.

@@ -22,7 +22,7 @@ MOST_ITEMS = 1 << 20
 
 
 class Objects:
-    """What judged code returned and is no plain data, by number."""
+    """The objects that judged code returned and that are no plain data, by number."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []
@@ -40,7 +40,7 @@ class Objects:
         return ["object", len(self._kept) - 1, type(value).__name__]
 
     def find(self, reference: list[Wire]) -> object:
-        """What a reference stands for.
+        """Return the object that a reference stands for.
 
         Args:
             reference: what `keep` made, without the word "object".
@@ -68,7 +68,7 @@ class Objects:
 
 
 def items_of(value: Wire) -> list[object]:
-    """What iterating over an object gives, up to MOST_ITEMS.
+    """List what iterating over an object gives, up to MOST_ITEMS.
 
     Args:
         value: anything; what iterating raises passes through.
@@ -176,7 +176,7 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def defines(tree: ast.Module, name: str) -> bool:
-    """Whether a source binds `name` anywhere: a definition, an assignment or an import.
+    """True if a source binds `name` anywhere: by a definition, an assignment or an import.
 
     Args:
         tree: of the source.

@@ -88,11 +88,11 @@ class Gone(BaseException):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """The way in which a process ended.
 
     status: exit status, or minus the signal; None: it did not end by itself.
-    late: the time was over. starved: of that it had stood in line for a processor for longer than
-    it may wait, or nobody knows for how long.
+    late: the time was over. starved: in that time it had stood in line for a processor for longer
+    than it may wait, or nobody knows for how long.
     full: it had written more than it may.
     """
 
@@ -405,7 +405,7 @@ def _is_running(child: int) -> bool:
 
 
 def escapes(around: Confinement) -> str:
-    """What this process can do and should not be able to, in words; every attempt is made.
+    """Try everything that this process should not be able to do, and name what succeeds.
 
     Args:
         around: what is supposed to confine it.
@@ -458,7 +458,7 @@ def rules_for(folder: str) -> int:
 
 
 def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -> Confinement:
-    """What is put around judged code, by the level; and this process's own part in it.
+    """Make what confines judged code at the level, and take this process's own part in it.
 
     Args:
         config: see `main`.
