@@ -228,22 +228,22 @@ def plain_action(action: Json) -> Json:
 
 
 def succeeded(last: Step) -> bool:
-    """Whether an episode reached what it was for.
+    """True if an episode reached its goal.
 
     Args:
-        last: step of the episode; where it does not say `success`, a reward above 0 says it.
+        last: the last step of the episode; without `success`, a reward above 0 counts as one.
     """
     return last.reward > 0 if last.success is None else last.success
 
 
 def statistics_of(done: Sequence[Demonstration]) -> JsonObject | None:
-    """What `action.statistics` reads; None of actions that are names.
+    """Compute the statistics of actions that `action.statistics` reads.
 
     Args:
         done: episodes, with at least one step.
 
     Returns:
-        Of every number of the actions; see `statistics`.
+        The statistics of every number of an action, see `statistics`; None where actions are names.
     """
     actions = [seen.action for one in done for seen in one.steps]
     if isinstance(actions[0], str):

@@ -65,9 +65,9 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class RobotEpisode:
-    """What was asked for, step by step what was seen and done, and whether it succeeded.
+    """An episode of a robot: its task, what was seen and done step by step, and if it succeeded.
 
-    seed: that a simulator began with; None where nobody told. It is a field of ours, in
+    seed: that a simulator began with; None where it is not known. It is a field of ours, in
         meta/episodes.jsonl, which LeRobot passes over.
     """
 
@@ -166,7 +166,7 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
 
 
 def statistics(rows: Sequence[Sequence[float]]) -> JsonObject:
-    """What a dataset says of a feature of numbers: min, max, mean, std, count, q01 and q99.
+    """Compute a dataset's statistics of a feature: min, max, mean, std, count, q01 and q99.
 
     Args:
         rows: [n][size], n at least 1.
@@ -252,7 +252,7 @@ def _feature(kind: str, shape: Sequence[int]) -> JsonObject:
 
 
 class _Known(NamedTuple):
-    """What meta/ says: of features, the text of tasks, and the seeds of episodes that have one."""
+    """The content of meta/: features, texts of tasks, and the seeds of episodes that have one."""
 
     features: Fields
     tasks: Mapping[int, str]
@@ -302,10 +302,10 @@ def _frame(row: Fields, cameras: Sequence[str], path: Path) -> Frame:
 
 
 def _info(directory: Path) -> Fields:
-    """What meta/info.json says, its features being objects.
+    """Read meta/info.json, whose features must be objects.
 
     Raises:
-        DataError: it is not there, or says something else.
+        DataError: it is not there, or its features are something else.
     """
     path = directory / "meta" / "info.json"
     try:

@@ -98,7 +98,7 @@ class RasterWorld:
         return None
 
     def frame(self) -> Pixels:
-        """What it looks like, [40, 40, 3]."""
+        """Draw the world as it looks now, [40, 40, 3]."""
         found = self._empty.copy()
         down = _pixel(self.place[0])
         right = _pixel(self.place[1])
@@ -112,7 +112,7 @@ def _step(part: float) -> float:
 
 
 def _pixel(at: float) -> int:
-    """Where the square of the agent begins."""
+    """Return the pixel at which the square of the agent begins."""
     most = (SIDE - 1) * TILE
     return min(most, max(0, round(at * TILE))) + TILE // 4
 
@@ -198,7 +198,7 @@ class RasterEnvironment:
         return Step([self._said()])
 
     def expert(self) -> str | list[float]:
-        """What leads to the goal from here."""
+        """Return the action that leads to the goal."""
         name = list(MOVES)[self.world.layout.goal]
         return name if self._control == "steps" else list(MOVES[name])
 

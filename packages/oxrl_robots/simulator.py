@@ -155,7 +155,7 @@ class SimulatorEnvironment:
         return Step([self._said()], total)
 
     def expert(self) -> Json:
-        """What the expert of the options would do now.
+        """The action that the expert of the options would take now.
 
         Raises:
             ValueError: there is none.
@@ -251,7 +251,7 @@ def _counting(made: Made) -> list[Made]:
 
 
 def _own(inner: Made) -> JsonObject:
-    """What an environment of Python objects is made of, without its windows."""
+    """The attributes of an environment of Python objects, without its windows."""
     return {name: value for name, value in vars(inner).items() if name not in ("window", "clock")}
 
 
