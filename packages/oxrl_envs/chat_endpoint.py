@@ -132,7 +132,7 @@ def _plain_call(call: Json) -> Json:
 
 
 def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
-    """What the policy wrote as a message; calls of tools are taken out where tools were given.
+    """Turn what the policy wrote into a message; tool calls are taken out where tools were given.
 
     Args:
         text: as the policy wrote it.
@@ -177,7 +177,7 @@ class ChatEndpoint:
 
     @property
     def url(self) -> str:
-        """What clients call the base URL."""
+        """The base URL for clients."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def close(self) -> None:

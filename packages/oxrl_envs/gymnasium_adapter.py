@@ -221,7 +221,7 @@ def make(id: str, settings: dict[str, Any]) -> Any:
 
 
 def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
-    """How an environment can be rendered, without making it."""
+    """List the ways in which an environment can be rendered, without making it."""
     entry = gymnasium.spec(name).entry_point
     if isinstance(entry, str):
         entry = gymnasium.envs.registration.load_env_creator(entry)

@@ -177,4 +177,4 @@ class OpenEnvEnvironment:
 
 
 class RefusedAction(Exception):
-    """What the policy wrote is no JSON, or the server does not take it for an action."""
+    """The policy wrote no JSON, or nothing that the server takes for an action."""

@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
 
 
 class Bm25:
-    """Which of some texts fit a query best.
+    """Index of some texts that finds those which fit a query best.
 
     The weight of a word in a text, with idf = ln(1 + (N - n + 0.5) / (n + 0.5)) for a word in n of
     N texts, and tf times in this one, which has L words where the mean is M:
@@ -156,7 +156,7 @@ class SearchTool:
 
     @property
     def function(self) -> Callable[[str], str]:
-        """What the policy calls."""
+        """The function that the policy calls."""
         return self.search
 
     def search(self, query: str) -> str:

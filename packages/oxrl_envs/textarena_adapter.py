@@ -128,7 +128,7 @@ class TextArenaEnvironment:
         raise ValueError(f"the opponent made {MOST_OPPONENT_MOVES} moves and it is its turn again")
 
     def _heard(self) -> str:
-        """What the player whose turn it is has not read yet, its own moves left out."""
+        """The text that the player to move has not read yet, without that player's own moves."""
         player, observations = self._game.get_observation()
         texts = [text for sender, text, _ in observations if sender != player]
         return capped("\n".join(texts), MOST_OBSERVATION)
