@@ -44,7 +44,7 @@ DAMAGE = (ValueError, LookupError, TypeError, OverflowError, struct.error, Runti
 
 @dataclass(frozen=True, kw_only=True)
 class GgufModel:
-    """What is made of a GGUF file.
+    """The conversion of a GGUF file into a model's folder.
 
     Args:
         dtype: of the weights that are written: float32 keeps what quantised blocks stand for, the

@@ -38,7 +38,7 @@ Source = Path | str | None
 
 
 class Hub(NamedTuple):
-    """Where a dataset is on the hub, and which files of it are wanted."""
+    """A dataset on the hub, and the files of it that are wanted."""
 
     name: str
     subset: str

@@ -58,7 +58,7 @@ def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:
 
 
 def _question(row: Fields) -> str:
-    """What two rows share that ask the same: white space and case do not count."""
+    """The question of a row, alike for rows that differ in white space and case alone."""
     asked = row.get("prompt", row.get("messages", row.get("chosen")))
     if isinstance(asked, list) and "messages" in row:
         asked = asked[:-1]

@@ -40,7 +40,7 @@ TOLD = {
 
 
 class Shape(NamedTuple):
-    """What is drawn in one cell: colour, whether it is a disc, radius, and how far off centre."""
+    """The shape in one cell: its colour, disc or square, radius, and distance from the centre."""
 
     color: str
     disc: bool
@@ -175,5 +175,5 @@ def _rows(
 
 
 def _colors_known(cells: int) -> float:
-    """How often one of a drawing's colours, chosen blindly, is the one asked for."""
+    """The chance that one of a drawing's colours, chosen blindly, is the one asked for."""
     return 1 / cells + (1 - 1 / cells) / len(COLORS)
