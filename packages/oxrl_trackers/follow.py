@@ -1,4 +1,4 @@
-"""What the process of a tracker does: follow metrics.jsonl until the run ends.
+"""The process of a tracker: it follows metrics.jsonl until the run ends.
 
 It is started as `python -m oxrl_trackers.follow TRACKER RUN_DIRECTORY PID`.
 """
@@ -35,7 +35,7 @@ POLL_S = 5.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """The facts about a run that a tracker is given.
 
     params: dotted path -> value of the config. environment: what the first start ran on.
     """
@@ -47,7 +47,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where a run is shown. `logged`: the newest step that it has, -1 for none."""
+    """A service that shows a run. `logged`: the newest step that it has, -1 for none."""
 
     logged: int
 

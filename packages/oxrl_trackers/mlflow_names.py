@@ -1,4 +1,4 @@
-"""How addresses and metrics are spelled for MLflow."""
+"""The spelling of addresses and metrics for MLflow."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class MLflowTracker:
             sys.stderr.write(f"nothing but metrics reaches MLflow: {error}\n")
 
     def _add_inputs(self) -> None:
-        """What the run reads: its data by hash, the model it began with, code that was changed."""
+        """Add what the run reads: its data by hash, its configuration, model and changed code."""
         datasets: list[DatasetInput] = []
         for name, digest in (read_json(self._directory / "data.json") or {}).items():
             short = str(digest)[:DIGEST_LIMIT]
