@@ -67,7 +67,7 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    """What stands before the name of a command."""
+    """Take the options that stand before the name of a command."""
 
 
 def main() -> None:

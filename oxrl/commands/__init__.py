@@ -1,1 +1,1 @@
-"""What the commands beside `train` do."""
+"""The work of the commands beside `train`."""

@@ -67,7 +67,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _package(requirement: Requirement, extras: list[str]) -> Finding:
-    """Whether one package is there, in a version that fits.
+    """Look whether a package is installed, in a version that fits.
 
     Args:
         requirement: names it.

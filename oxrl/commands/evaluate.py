@@ -224,13 +224,16 @@ def run_eval(
 def evaluation_config(
     target: str | Path, overrides: Sequence[str], pins: ExitStack
 ) -> tuple[Config, Path | None]:
-    """What is evaluated, and the run that it belongs to, if it does to one.
+    """Load the configuration of an evaluation, and find the run that its target belongs to.
 
     Args:
         target: a config file; a run, of which the newest checkpoint is meant; a checkpoint; or a
             model by folder or name.
-        overrides: as of `load_config`; of a model without a run they say everything.
+        overrides: as of `load_config`; for a model without a run they are all that there is.
         pins: as of `find_target`.
+
+    Returns:
+        The configuration and the run's directory; None where the target belongs to no run.
     """
     name = str(target)
     model = Path(name).is_dir() or is_builtin(name)
@@ -252,7 +255,7 @@ def evaluation_config(
 
 
 def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
-    """What another reward says of the responses to each prompt, in their order."""
+    """Score the responses to each prompt with another reward; the scores are in their order."""
     asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
     with closing(assembly.build_other_reward(cfg, reward)) as pool:
         return list(chain.from_iterable(pool.score(asked)))
@@ -327,7 +330,7 @@ def questions(
 
 
 def _generation_config(model: str, engine: SamplingEngineName, seed: int, longest: int) -> Config:
-    """What a sampler in a process of its own is told, of `longest` tokens in a row."""
+    """The configuration of a sampler by itself, for rows of at most `longest` tokens."""
     values = {
         "run": {"name": "generate", "steps": 1, "seed": seed},
         "model": {"name": model, "dtype": "float32", "max_length": longest},

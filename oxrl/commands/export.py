@@ -83,10 +83,10 @@ def run_export(
 
 
 def checked_place(out: Path, source: Path, *, overwrite: bool) -> Path:
-    """Where `out` really is, once it is sure that writing there destroys nothing.
+    """Make sure that writing to `out` destroys nothing, and return the path with links followed.
 
     Raises:
-        DataError: it would; says what is there and what to do.
+        DataError: it would destroy something; says what is there and what to do.
     """
     try:
         problem = _why_not(out, source, overwrite=overwrite)
@@ -98,7 +98,7 @@ def checked_place(out: Path, source: Path, *, overwrite: bool) -> Path:
 
 
 def _why_not(out: Path, source: Path, *, overwrite: bool) -> str:
-    """Why `out` must not be written; empty if it may be."""
+    """Say why `out` must not be written; empty if it may be."""
     for part in (out, *out.parents):
         if part.is_symlink() and not part.exists():
             return f"{part} is a symbolic link to nothing; remove it, or give another folder"
@@ -117,7 +117,7 @@ def _why_not(out: Path, source: Path, *, overwrite: bool) -> str:
 
 
 def _what_is_lost(place: Path, *, overwrite: bool) -> str:
-    """What writing over the folder `place` would lose; empty if that is nothing."""
+    """Say what writing over the folder `place` would lose; empty if that is nothing."""
     inside = sorted(place.iterdir())
     if not inside:
         return ""

@@ -162,7 +162,7 @@ def grouped(
 
 
 def record(request: Request, completion: Completion, score: Score) -> Json:
-    """What there is to see of an episode."""
+    """Collect what there is to see of an episode."""
     return {
         "prompt": request.prompt.messages[-1]["content"],
         "sample": request.sample,

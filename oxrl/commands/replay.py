@@ -74,7 +74,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Seen:
-    """What a replay went through.
+    """The metrics, samples and tensors that a replay went through.
 
     lines: optimizer step -> its metrics. samples: step in samples.jsonl -> its lines. rollouts: the
     same -> tensors of the batch.
@@ -366,7 +366,7 @@ def _no_sample(directory: Path, step: int, sample: int, count: int) -> str:
 def compare_samples(
     directory: Path, seen: Seen, step: int, *, only: int | None = None, tolerance: float = TOLERANCE
 ) -> Iterator[Finding]:
-    """What the record says of the samples of a step, and what was drawn now.
+    """Compare the recorded samples of a step with those that were drawn now.
 
     Args:
         directory: of the run.
@@ -437,7 +437,7 @@ def _compare_tensors(
 def compare_update(
     directory: Path, seen: Seen, step: int, *, tolerance: float = TOLERANCE
 ) -> Iterator[Finding]:
-    """What the record says of an update and its samples, and what came of them now."""
+    """Compare the record of an update and its samples with what came of them now."""
     drawn = max((first for first in seen.samples if first <= step), default=None)
     if drawn is not None:
         found = list(compare_samples(directory, seen, drawn, tolerance=tolerance))

@@ -57,7 +57,7 @@ class Rescored:
 
 @dataclass
 class Comparison:
-    """What another reward would have changed, over all samples of a run."""
+    """The changes that another reward would have made, over all samples of a run."""
 
     samples: list[Rescored] = field(default_factory=list[Rescored])
     groups: int = 0
@@ -95,7 +95,7 @@ def _sign(difference: float) -> int:
 
 
 def _best(rewards: Sequence[float]) -> list[int]:
-    """Which of the responses have the largest reward."""
+    """The indices of the responses with the largest reward."""
     most = max(rewards, default=math.nan)
     return [index for index, reward in enumerate(rewards) if most - reward <= EQUAL]
 
