@@ -1,1 +1,1 @@
-"""What a model's folder says, read without torch."""
+"""Facts about a model that its folder tells, read without torch."""

@@ -105,7 +105,7 @@ def vision_policy(name: str, seed: int) -> Qwen3VLForConditionalGeneration:
 
 
 def vision_processor(name: str) -> Any:
-    """What cuts an image into patches for a built-in model that reads images."""
+    """The processor that cuts an image into patches for a built-in model that reads images."""
     from transformers import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(

@@ -119,10 +119,13 @@ def model_dims(name: str) -> ModelDims | None:
 
 
 def why_unsupported(name: str) -> str | None:
-    """Why oxRL cannot train or sample from a model, None where its files do not tell.
+    """Find out why oxRL cannot train or sample from a model.
 
     Args:
         name: as of `model_dims`.
+
+    Returns:
+        The reason; None where there is none that the model's files tell.
     """
     values = None if is_builtin(name) else model_config(name)
     if values is None:
@@ -148,11 +151,14 @@ def why_unsupported(name: str) -> str | None:
 
 
 def without_attention(name: str, wanted: str) -> str | None:
-    """Why a model cannot compute attention as wanted, None where its files do not tell.
+    """Find out why a model cannot compute attention as wanted.
 
     Args:
         name: as of `model_dims`.
         wanted: as `model.attention`.
+
+    Returns:
+        The reason; None where there is none that the model's files tell.
     """
     values = None if is_builtin(name) else model_config(name)
     family = str((values or {}).get("model_type"))

@@ -1,4 +1,4 @@
-"""Which files a model is read from, and which commit of it the hub has: a run pins them."""
+"""The files that a model is read from, and its source on the hub: a run pins them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """What loading the model in `folder` can read: weights, configuration, tokenizer, code.
+    """List what loading the model in `folder` can read: weights, configuration, tokenizer, code.
 
     Returns:
-        Name in the folder -> file, sorted; without chat templates that are files of their own. Of
+        Name in the folder -> file, sorted; without chat templates that are files of their own. For
         an adapter also the files of the folder below it, under `base/`.
     """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -54,7 +54,7 @@ def model_files(folder: Path) -> dict[str, Path]:
 
 
 def hub_source(model: str, revision: str | None) -> tuple[str, str | None] | None:
-    """What is read from the hub for `model`: itself, or the base of the adapter in its folder.
+    """Find what is read from the hub for `model`: itself, or the base of the adapter in its folder.
 
     Args:
         model: as `model.name`.

@@ -1,4 +1,4 @@
-"""What is wrong with the files of a model's folder, found before anything of it is loaded."""
+"""Checks of the files of a model's folder, made before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether any file of a tokenizer is in `folder`."""
+    """True if any file of a tokenizer is in `folder`."""
     return any(True for pattern in TOKENIZERS for _ in folder.glob(pattern))
 
 
 def adapter_base(name: str) -> str | None:
-    """Where the frozen weights under the adapter in folder `name` are; None without one.
+    """Find the frozen weights under the adapter in folder `name`; None without an adapter.
 
     Raises:
         DataError: the adapter's files are damaged, or it is its own base.
@@ -111,7 +111,7 @@ def _adapter_problems(folder: Path) -> Iterator[str]:
 
 
 def _leads_back(folder: Path) -> bool:
-    """Whether following the bases of adapters comes to one that was seen before."""
+    """True if the bases of adapters, followed one by one, lead back to an earlier one."""
     seen: set[Path] = set()
     here = folder.resolve()
     while here not in seen:

@@ -70,7 +70,7 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
 
 
 def identity(name: str, path: Path) -> str:
-    """What the bytes of a located file are known by.
+    """Return what identifies the bytes of a located file.
 
     Args:
         name: as the user gave it: of the hub, or a path.

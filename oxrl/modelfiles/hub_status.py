@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub answers: asked once, for a few seconds, instead of in every library.
+"""One question to the Hugging Face hub, whether it answers, in place of a wait in every library.
 
 The libraries that read from the hub wait and try again, for half a minute per file. Where it does
 not answer at all they are told to read the cache alone, so that what is there loads at once, and
@@ -23,20 +23,20 @@ NONSENSE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def answer_seconds() -> float:
-    """How long the hub may take to answer at all."""
+    """Seconds that the hub may take to answer at all."""
     given = os.environ.get(VARIABLE, "")
     return float(given) if given.isdecimal() and int(given) > 0 else ANSWER_S
 
 
 def hub_answers() -> bool:
-    """Whether the hub says anything, whatever it is; False where HF_HUB_OFFLINE is set."""
+    """True if the hub says anything, whatever it is; False where HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT, answer_seconds())
 
 
 def why_silent() -> str:
-    """Why nothing comes from the hub, as a part of a sentence."""
+    """The reason why nothing comes from the hub, as a part of a sentence."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -101,7 +101,7 @@ def check_on_hub(name: str, revision: str | None, field: str) -> None:
 
 @cache
 def _answers(endpoint: str, seconds: float) -> bool:
-    """Whether `endpoint` says anything; also resolving its name may take no longer."""
+    """True if `endpoint` says anything within `seconds`, resolving its name included."""
     from huggingface_hub import errors, get_session
 
     heard = Event()

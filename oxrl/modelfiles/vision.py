@@ -1,4 +1,4 @@
-"""Which models read images, told by their config.json without torch."""
+"""Detection of models that read images, by their config.json and without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILTIN_FAMILY = VISION_FAMILIES["qwen3_vl"]
 
 
 def model_config(name: str) -> Json | None:
-    """What config.json of a model says; None where it is not here.
+    """Read config.json of a model; None where it is not here.
 
     Args:
         name: a folder, or a hub name, of which the local cache is read.
@@ -26,7 +26,7 @@ def model_config(name: str) -> Json | None:
 
 
 def config_file(name: str) -> Path:
-    """Where the model's config.json is, or would be: its folder, or the hub's cache."""
+    """Find where the model's config.json is, or would be: its folder, or the hub's cache."""
     local = Path(name) / CONFIG
     if local.is_file():
         return local
@@ -58,7 +58,7 @@ def vision_family(name: str) -> VisionFamily | None:
 
 
 def has_image_processor(name: str) -> bool:
-    """Whether the model comes with what turns an image into its input."""
+    """True if the model comes with what turns an image into its input."""
     return is_builtin(name) or (config_file(name).parent / PROCESSOR).is_file()
 
 
