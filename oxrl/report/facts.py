@@ -1,4 +1,4 @@
-"""What a report says of one run, as JSON values, read from its directory alone."""
+"""The facts of a report on one run, as JSON values, read from its directory alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]
 
 
 def start_row(start: Json) -> Json:
-    """When a run was started or went on, and what was another then."""
+    """The time at which a run was started or went on, and what had been changed by then."""
     told: list[str] = []
     for kind in ("config_changes", "input_changes"):
         found = start.get(kind)

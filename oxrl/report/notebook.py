@@ -25,7 +25,7 @@ KERNEL = "ipykernel.zmqshell"
 
 
 class Curves(NamedTuple):
-    """What a run came to, and its curves; shown where it is the last thing in a notebook's cell.
+    """A run's result and curves; shown where it is the last thing in a notebook's cell.
 
     Args:
         directory: of the run.

@@ -50,7 +50,7 @@ class Samples:
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """What there is to choose from in the columns of words."""
+        """The choices in every column of words: the words that occur there."""
         return {name: list(dict.fromkeys(self.columns[name])) for name in WORDS}
 
     def pieces(self) -> Iterator[list[Json]]:
