@@ -27,7 +27,7 @@ def adapted_layers(model: Module) -> Iterator[tuple[str, Any]]:
 
 
 def has_adapter(model: Module) -> bool:
-    """Whether some layer of `model` carries an adapter."""
+    """True if some layer of `model` carries an adapter."""
     return any(True for _ in adapted_layers(model))
 
 
@@ -45,7 +45,7 @@ def adapter_off(model: Module) -> Iterator[None]:
 
 
 def plain_name(name: str) -> str:
-    """What a frozen weight is called in the model without adapter."""
+    """The name that a frozen weight has in the model without an adapter."""
     return name.replace(UNDER_ADAPTER, ".")
 
 

@@ -1,4 +1,4 @@
-"""What a model has to compute and to read: floating-point operations and bytes, by closed forms.
+"""Closed forms of what a model has to compute and to read: floating-point operations and bytes.
 
 A multiplication and the addition after it are two operations. A matrix of n parameters takes 2n per
 token; attention takes 4 x layers x heads x width per pair of a token and one that it sees.

@@ -34,7 +34,7 @@ class Whole(NamedTuple):
 
 
 def four_bit_settings(dtype: torch.dtype | Literal["auto"]) -> BitsAndBytesConfig:
-    """How transformers has a model's linear layers in four bits.
+    """Make the settings by which transformers loads a model's linear layers in four bits.
 
     Args:
         dtype: that they compute in; "auto": float32.
@@ -93,7 +93,7 @@ def whole_type(parameter: Tensor) -> Whole:
 
 
 def in_four_bits(model: Module) -> bool:
-    """Whether some weight of a model is held in four bits.
+    """True if some weight of a model is held in four bits.
 
     Args:
         model: any.
@@ -145,7 +145,7 @@ def note_four_bit(directory: Path) -> None:
 
 
 def learned_in_four_bits(adapter: str) -> bool:
-    """Whether the weights under the adapter in a folder were in four bits while it learned.
+    """True if the weights under the adapter in a folder were in four bits while it learned.
 
     Args:
         adapter: the folder.
@@ -166,5 +166,5 @@ def learned_in_four_bits(adapter: str) -> bool:
 
 
 def _state_of(parameter: object) -> Any:
-    """How bitsandbytes takes a weight apart; None: it is an ordinary one."""
+    """The state with which bitsandbytes decodes a weight in four bits; None for an ordinary one."""
     return getattr(parameter, "quant_state", None)

@@ -1,4 +1,4 @@
-"""What a model makes of one image before its first layer: pixels, and how many tokens they take.
+"""Images as inputs of a model: pixels, and the tokens that stand for them in a prompt.
 
 The image processor is transformers' own, on PIL. Which text stands for an image in a prompt is what
 transformers' processors of each family write there; those cannot all be loaded without torchvision.
@@ -45,7 +45,7 @@ class Features:
 def load_image_processor(
     name: str, *, revision: str = "main", trust_remote_code: bool = False
 ) -> Any:
-    """What turns images into inputs of a model, of transformers, on PIL.
+    """Load the image processor of a model, which is transformers' own, on PIL.
 
     Args:
         name: as `model.name`.

@@ -120,7 +120,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _onednn_rows(rows: int, multiplications: int) -> int:
-    """How many of `rows`, each of so many multiplications, oneDNN gets: all, or at least 7 in 8."""
+    """Return how many of `rows`, each of so many multiplications, oneDNN gets: at least 7 in 8."""
     if rows * multiplications >= LARGE:
         return rows
     granularity = 1 << max(0, rows.bit_length() - 4)

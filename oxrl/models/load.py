@@ -107,7 +107,7 @@ def load_tokenizer(
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded.
+    """The options of loading a model.
 
     Args:
         dtype: weights are cast to it.
@@ -136,7 +136,7 @@ DEFAULTS = LoadOptions()
 
 
 class _MadeUp(NamedTuple):
-    """How a built-in model and its tokenizer are made."""
+    """The functions that make a built-in model and its tokenizer."""
 
     policy: Callable[..., PreTrainedModel]
     tokenizer: Callable[[], PreTrainedTokenizerBase]

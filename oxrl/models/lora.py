@@ -48,7 +48,7 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
-    """Which adapter.
+    """The options of an adapter.
 
     rank: rows of A and columns of B. alpha: of `scale`.
     targets: "all-linear" (all but the output head), or layer names separated by commas.
@@ -63,7 +63,7 @@ class AdapterOptions:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """The factor that B A is multiplied by."""
         return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -169,7 +169,7 @@ def _standing_in(model: Module) -> Iterator[None]:
 
 
 def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str] | str:
-    """Which layers get an adapter, as peft takes it: names, or a pattern of whole names.
+    """The layers that get an adapter, as peft takes them: names, or a pattern of whole names.
 
     Vision towers have layers of the same names as the language part, which get none.
     """

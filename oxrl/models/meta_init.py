@@ -33,14 +33,14 @@ UNDER_ADAPTER = ".base_layer."
 
 @dataclass(frozen=True)
 class Later:
-    """Where the weights of a model are, and the device that they belong on."""
+    """The stored weights that a model still waits for, and the device that they belong on."""
 
     stored: Mapping[str, StoredTensor]
     device: torch.device
 
 
 def weights_later(model: Module) -> Later | None:
-    """What a model's weights wait for; None where they are there."""
+    """The weights that a model still waits for; None where they are all there."""
     found = getattr(model, ATTRIBUTE, None)
     if found is None and hasattr(model, "decoder"):
         return getattr(model.decoder, ATTRIBUTE, None)
@@ -54,7 +54,7 @@ def home_of(model: Module) -> torch.device:
 
 
 def awaited(model: Module) -> StoredTensors:
-    """Where every parameter is stored that is still to come, by its name in `model`."""
+    """The stored tensor of every parameter that is still to come, by its name in `model`."""
     later = weights_later(model)
     found: StoredTensors = {}
     for name, parameter in model.named_parameters():
@@ -167,13 +167,13 @@ def _fetched(name: str, revision: str | None) -> Path:
 
 
 def _generation_config(folder: Path) -> GenerationConfig:
-    """How the model's authors generate; what config.json says of it where they do not say."""
+    """The authors' settings of generation, or else those in the model's config.json."""
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_pretrained(folder, config_file_name="config.json")
 
 
 def _has_kept_buffers(model: Module) -> bool:
-    """Whether files hold buffers too, such as a router's bias."""
+    """True if the model's files hold buffers too, such as a router's bias."""
     kept = model.state_dict().keys()
     return any(name in kept for name, _ in model.named_buffers())

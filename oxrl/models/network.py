@@ -1,4 +1,4 @@
-"""What an engine needs of a model, hidden states and a head, and what these say of a micro-batch.
+"""Models as engines call them, hidden states and a head, and their outputs for a micro-batch.
 
 Any module with `backbone` and `head` will do.
 """
@@ -151,7 +151,7 @@ class ValueModel(nn.Module):
 def read_tokens(
     network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float
 ) -> Output:
-    """What a network says of one micro-batch; differentiable.
+    """Run a network on one micro-batch; differentiable.
 
     Args:
         network: the model.
@@ -163,7 +163,7 @@ def read_tokens(
         Token-aligned fields, 0.0 wherever `response_mask` is False: the head runs nowhere else.
 
     Raises:
-        EngineError: values were asked of a network without a value head.
+        EngineError: `want` has values, and the network has no value head.
     """
     hidden = network.backbone(inputs).flatten(0, 1)
     if "values" in want:
@@ -205,7 +205,7 @@ def _read_values(network: TokenModel, inputs: TokenBatch, hidden: Tensor) -> Out
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
-    """How many tokens have an embedding; None where a model does not tell."""
+    """The number of tokens that have an embedding; None where a model does not tell."""
     host = getattr(model, "decoder", model)
     if not isinstance(host, PreTrainedModel):
         return None
@@ -269,7 +269,7 @@ def check_packing(model: PreTrainedModel) -> None:
 
 
 def _leaks(model: PreTrainedModel) -> bool:
-    """Whether the second of two packed examples notices which one is the first."""
+    """True if the first of two packed examples changes what the model computes for the second."""
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
     second: list[Tensor] = []
     for first in ([1, 2, 3], [4, 5, 6]):

@@ -56,12 +56,13 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixLayout:
-    """Where everything is.
+    """The packed row of a batch, and the place of every token in it.
 
     groups: in the order in which they stand. tokens, position_ids: [1, L] of the packed row.
     places: [B, T] of every token of the batch, in the packed row; padding is anywhere.
-    blocks: what attends side by side. answers: [L], where every token is in what the blocks give,
-    prompts and then responses of one after the other; rows of a group may be in several.
+    blocks: what attends side by side. answers: [L], the index of every token in the outputs of the
+    blocks, which are joined one after the other, in each the prompts and then the responses; rows
+    of a group may be in several blocks.
     """
 
     groups: tuple[Group, ...]
@@ -106,7 +107,7 @@ def packed(batch: TokenBatch) -> PrefixLayout | None:
 
 
 def worth_packing(groups: Sequence[Group], padded: int) -> bool:
-    """Whether groups are read as one packed row.
+    """True if groups are read as one packed row: that saves enough tokens.
 
     Args:
         groups: of a batch. padded: its tokens as rows, padding included.
@@ -202,7 +203,7 @@ def _block(placed: Tensor, prompt: Tensor, own: Tensor, leads: Tensor) -> Block:
 
 
 def _answers(block: Block, prompt: Tensor, own: Tensor, group: Tensor) -> Tensor:
-    """Where every token of a block is in what the block gives, prompts first.
+    """The index of every token of a block in the block's outputs, prompts first.
 
     Args:
         prompt, own: as of `_block`. group: [B] of every row, counted from 0.

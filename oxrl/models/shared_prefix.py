@@ -122,10 +122,14 @@ def attend(
 def _attend_block(
     block: Block, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None
 ) -> list[Tensor]:
-    """Of some groups, [tokens, heads, D]: all prompts, then all responses, with their padding.
+    """Compute the attention of one block of groups.
 
     Args:
         queries, keys, values: [L, heads, D] of the packed row.
+
+    Returns:
+        [tokens, heads, D] each: of all prompts, if there are any, then of all responses, both with
+        their padding.
     """
     attention = nn.functional.scaled_dot_product_attention
     found: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Whether models of a kind may read the prompt of a group once, tried on a small one of it."""
+"""A trial, on a small model, of whether models of its kind may read a group's prompt only once."""
 
 from __future__ import annotations
 

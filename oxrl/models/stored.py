@@ -99,7 +99,7 @@ Source = StoredTensor | GivenTensor
 
 
 def non_finite_values(tensor: Tensor) -> int:
-    """How many values of a tensor are NaN or infinite; takes one pass where none is."""
+    """Count the values of a tensor that are NaN or infinite; takes one pass where none is."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0
     lowest, highest = tensor.detach().aminmax()  # NaN where any value is

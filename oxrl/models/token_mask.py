@@ -1,7 +1,7 @@
-"""Which tokens a model of this process may sample at all: the same for all who ask it.
+"""The tokens that a model of this process may sample at all: the same for all who ask it.
 
-What reads a model asks here: the sampler, the trainer, a reference and the probe of a delivery. So
-log-probabilities are over the same tokens everywhere.
+Whoever reads a model asks here: the sampler, the trainer, a reference and the proof of a delivery.
+So log-probabilities are over the same tokens everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sample_only(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
 
 
 def is_restricted(model: PreTrainedModel) -> bool:
-    """Whether some tokens alone share all probability."""
+    """True if only some tokens share all probability."""
     return getattr(model, ATTRIBUTE, None) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a trial of shared prompts found, kept in the user's cache: it is the same in every run."""
+"""Results of trials of shared prompts, kept in the user's cache: they are the same in every run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oxrl.runs.files import read_json, write_atomically
 
 
 def remembered_trial(config: PreTrainedConfig, dtype: torch.dtype) -> float:
-    """What `try_sharing` says, which is asked only where no earlier difference is kept.
+    """Return what `try_sharing` finds, and run it only where no earlier difference is kept.
 
     Args:
         config: of the model, none with code of its own: that would be no part of the key.

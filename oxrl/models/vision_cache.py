@@ -1,4 +1,4 @@
-"""What a vision tower that is not trained made of images, kept: no image is read twice."""
+"""A cache of what a vision tower that is not trained made of images: no image is read twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 def tower_is_still(model: PreTrainedModel) -> bool:
-    """Whether nothing of the vision tower and of the projector is trained, and the rest is."""
+    """True if nothing of the vision tower and the projector is trained, and the rest is."""
     parts = part_of(model)
     trained = {parts[name] for name, weight in model.named_parameters() if weight.requires_grad}
     return trained == {"language"}
@@ -58,7 +58,7 @@ class SeenImages:
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether the model takes what its tower made, in place of pixels."""
+        """True if the model takes what its tower made, in place of pixels."""
         return OUTPUTS in signature(model.base_model.forward).parameters
 
     def forget(self) -> None:
@@ -67,7 +67,7 @@ class SeenImages:
         self._bytes = 0
 
     def outputs(self, pixels: Mapping[str, TensorMap], names: Sequence[str]) -> Any:
-        """What the tower says of images, as the model takes it.
+        """Return the tower's outputs for images, as the model takes them.
 
         Args:
             pixels: name -> inputs of the model, of every image.

@@ -20,7 +20,7 @@ from oxrl.types import Tensors, TokenBatch
 def read_with_images(
     decoder: Any, batch: TokenBatch, seen: object | None = None, **more: Any
 ) -> Any:
-    """What the body of a model says of a batch, its images included.
+    """Run the body of a model on a batch, its images included.
 
     Args:
         decoder: the body of a model of one of the families.

@@ -16,7 +16,7 @@ PARTS = ("vision", "projector")
 
 
 def part_of(model: PreTrainedModel) -> dict[str, str]:
-    """Which part every parameter belongs to: vision, projector or language.
+    """Name the part that every parameter belongs to: vision, projector or language.
 
     Args:
         model: of one of the families of `oxrl.tables.vision`.

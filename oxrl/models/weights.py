@@ -44,7 +44,7 @@ class WeightType(NamedTuple):
 
 
 def sent_bytes(device: torch.device) -> int:
-    """How large buckets are that leave a device for a sampler."""
+    """The size in bytes of the buckets that leave a device for a sampler."""
     return SENT_FROM_CPU if device.type == "cpu" else SENT_BYTES
 
 
@@ -153,7 +153,7 @@ def _save_whole(host: Any, directory: Path, tensors: TensorMap) -> None:
 
 
 def kept_buffers(host: Module) -> Tensors:
-    """What a checkpoint holds and nothing trains: a router's bias, but no rotary frequencies."""
+    """The buffers that a checkpoint holds: a router's bias, but no rotary frequencies."""
     kept = host.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
 
