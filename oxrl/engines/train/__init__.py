@@ -1,1 +1,1 @@
-"""What trains: engines behind `base.TrainEngine`."""
+"""The engines that train, behind `base.TrainEngine`."""

@@ -1,4 +1,4 @@
-"""AdamW as the engines use it: which weights decay, and how far its last step went."""
+"""AdamW as the engines use it: the weights that decay, and the size of its last step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Piece(NamedTuple):
-    """What one rank holds of some float32 weights that AdamW steps.
+    """The part of some float32 weights that one rank holds and AdamW steps.
 
     state: "step" and the two moments; None where the last step moved nothing.
     decay: the weight decay. rate: the learning rate, as a multiple of the options'. change: norm of

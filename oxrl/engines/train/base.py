@@ -1,5 +1,5 @@
-"""What trains: the interface. Policy, critic and teacher are instances of TrainEngine, a reference
-is a Scorer.
+"""The interface of training engines. Policy, critic and teacher are instances of TrainEngine, a
+reference is a Scorer.
 
 Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most likely tokens.
 """
@@ -49,7 +49,7 @@ class Scorer(Protocol):
 
 
 class Saved(Protocol):
-    """What a checkpoint holds."""
+    """Something that a checkpoint holds."""
 
     def save(self, directory: Path) -> None:
         """Write everything that `load` needs; an engine also writes weights for Hugging Face.
@@ -137,7 +137,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         ...
 
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
-        """What `weights()` has to yield, told without it; collective across ranks.
+        """Fingerprint what `weights()` has to yield, without calling it; collective across ranks.
 
         Args:
             dtype: what the weights are cast to after they were rounded as they are stored; None:

@@ -34,7 +34,7 @@ class DummyRows:
         self._apart = rounds_apart(batch, shares)
 
     def beside(self, turn: int, read: TokenBatch) -> TokenBatch:
-        """What a rank reads in a round: its rows, and one with images where only others have some.
+        """Return a rank's rows in a round, and one with images where only other ranks have any.
 
         Args:
             turn: the round.
@@ -45,7 +45,7 @@ class DummyRows:
         return side_by_side(read, company(self._inputs).to(read.tokens.device))
 
     def alone(self, turn: int, idle: TokenBatch) -> TokenBatch:
-        """What a rank without rows reads in a round.
+        """Return the rows that a rank without rows of its own reads in a round.
 
         Args:
             turn: the round.
@@ -101,7 +101,7 @@ def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:
 
 
 def without_company(output: Output, inputs: TokenBatch) -> Output:
-    """What was said of the first rows alone.
+    """Return the outputs of the first rows alone.
 
     Args:
         output: of `inputs` and what was put beside it.

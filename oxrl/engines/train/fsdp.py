@@ -240,7 +240,7 @@ def _computing_dtype(model: Module) -> torch.dtype | None:
 
 
 def _layers(model: Module) -> list[Module]:
-    """The repeated blocks of a Hugging Face model, gathered one at a time; else none."""
+    """List the repeated blocks of a Hugging Face model, which are gathered one at a time."""
     names: set[str] = set()
     for module in model.modules():
         names.update(getattr(module, "_no_split_modules", None) or ())

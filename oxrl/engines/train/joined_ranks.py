@@ -76,7 +76,7 @@ def joined_ranks(device: torch.device, deadlines: Deadlines) -> Iterator[Ranks]:
 def _explained(
     error: RuntimeError, heartbeat: _Heartbeat | None, deadline: Deadline
 ) -> OxrlError | None:
-    """What an error of torch.distributed means; None if it is not about the other ranks."""
+    """Translate an error of torch.distributed; None if it is not about the other ranks."""
     text = str(error)
     waited = any(words in text for words in WAITED)
     cut_off = any(words in text for words in CUT_OFF)
@@ -98,7 +98,7 @@ def _explained(
 
 
 class _Heartbeat:
-    """Which ranks live: in the store where they met, each counts up and watches the others."""
+    """Signs of life of the ranks: in a store each counts up, and watches the other counts."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)

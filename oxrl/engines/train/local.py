@@ -43,7 +43,7 @@ class LocalTrainer(Trainer):
         self._adam = self._build_optimizer()
 
     def _master_of(self, parameter: Parameter) -> Parameter:
-        """What the optimizer steps: the parameter itself, or a float32 copy."""
+        """Return the weight that the optimizer steps: the parameter itself, or a float32 copy."""
         if has_master(parameter.dtype, self.options.master_weights):
             return Parameter(parameter.detach().float())
         if parameter.dtype in LOW_PRECISION:
@@ -81,7 +81,7 @@ class LocalTrainer(Trainer):
         return tensor
 
     def _place(self, name: str, tensor: Tensor) -> PieceOfWeight:
-        """What this rank holds of a tensor that belongs to weight `name`."""
+        """Return this rank's piece of a tensor that belongs to weight `name`."""
         return PieceOfWeight(name, 0, tensor.detach().view(-1))
 
     def checked(self, check: Check) -> None:
@@ -211,7 +211,7 @@ class LocalTrainer(Trainer):
         return torch.empty(count, dtype=kept.dtype, device=master.device)
 
     def _place_kept(self, name: str, kind: str, held: Tensor) -> PieceOfWeight:
-        """What this rank holds of what is kept of a weight."""
+        """Return this rank's piece of a tensor that the optimizer keeps of a weight."""
         kept = KINDS[kind]
         if kept.like_weight:
             return self._place(name, held)

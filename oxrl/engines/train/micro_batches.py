@@ -1,4 +1,4 @@
-"""How a batch is cut for the model: by rank, and by token budget."""
+"""The cuts of a batch for the model: by rank, and by token budget."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Share(NamedTuple):
 
 
 class Cut(Protocol):
-    """What cuts a batch: `micro_batches`, or a function like it."""
+    """A function that cuts a batch: `micro_batches`, or one like it."""
 
     def __call__(
         self, batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
@@ -214,7 +214,7 @@ def own_share(
     price: int | None = None,
     cut: Cut = micro_batches,
 ) -> Iterator[Share]:
-    """What this rank reads.
+    """Yield the parts of the batch that this rank reads.
 
     Every rank gets as many micro-batches, so that all call collectives alike: one that has fewer
     sits the last ones out, without rows, on two tokens of nobody's data, none of them trained. Of a

@@ -1,4 +1,4 @@
-"""What the backward pass will read again waits in CPU memory instead of on the GPU."""
+"""Activations that wait in CPU memory, not on the GPU, until the backward pass reads them again."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def offloaded(count: Count | None = None) -> saved_tensors_hooks:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether it is a parameter, or a view of one, as a transposed matrix is."""
+    """True if it is a parameter, or a view of one, as a transposed matrix is."""
     whole = tensor if tensor._base is None else tensor._base  # pyright: ignore
     return isinstance(whole, Parameter)

@@ -1,4 +1,4 @@
-"""What a training engine is told beside its model, and the learning rate that follows from it."""
+"""The options of a training engine, and the learning rate that follows from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Decay = Literal["all", "matrices"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """What every training engine is told beside its model.
+    """The options of every training engine: all that it needs beside its model.
 
     Args:
         lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes

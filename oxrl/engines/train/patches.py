@@ -26,7 +26,7 @@ def patches_per_row(patches: Ragged, units: int) -> Tensor:
 def cut_by_patches(
     own: Tensor, lengths: list[int], patches: Ragged, units: int, budget: int
 ) -> list[int]:
-    """How many units go into each micro-batch of a rank: a vision tower reads patches, too.
+    """Return the number of units in each micro-batch of a rank: a vision tower reads patches, too.
 
     Args:
         own: indices of the rank's units, int64, longest first.

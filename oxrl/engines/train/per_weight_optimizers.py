@@ -87,7 +87,7 @@ class OneByOne(torch.optim.Optimizer):
                     self._take(weight, group, state)
 
     def fresh_state(self, weight: Parameter) -> State:
-        """What is kept of a weight that was never stepped."""
+        """Make the optimizer state of a weight that was never stepped."""
         name = self._names[weight]
         own = self._place(name, weight).values
         state: State = {"step": torch.zeros((), device=own.device)}

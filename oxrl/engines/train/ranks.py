@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CollectivePatience:
-    """How long this process waits in collectives."""
+    """The longest wait of this process in collectives."""
 
     def __init__(self, deadline: Deadline) -> None:
         self.deadline = deadline
@@ -126,5 +126,5 @@ ALONE = Ranks()
 
 
 def launched_world() -> int:
-    """How many processes the launcher (torchrun, deepspeed, Ray actors) started; 1 without."""
+    """Count the processes that a launcher (torchrun, deepspeed, Ray actors) started; 1 without."""
     return int(os.environ.get("WORLD_SIZE", "1"))

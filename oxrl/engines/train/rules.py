@@ -1,4 +1,4 @@
-"""What steps each weight, and what that keeps between steps: the optimizers there are."""
+"""The optimizer that steps each weight, and the tensors that it keeps between steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
 
     @property
     def like_weight(self) -> bool:
-        """Whether ranks hold pieces of it as they do of the weight."""
+        """True if ranks hold pieces of it as they do of the weight."""
         return self.dtype is None
 
     def stored_as(self, weight: WeightType) -> WeightType:
@@ -68,7 +68,7 @@ KINDS: Mapping[str, Kept] = MappingProxyType(
 
 
 def rules_of(model: Module, head: Tensor, optimizer: Optimizer) -> dict[str, Optimizer]:
-    """What steps each parameter of a model, by name.
+    """Choose the optimizer of each parameter of a model, by name.
 
     Muon is for matrices between hidden layers: embeddings, the head, norms, biases and convolutions
     are AdamW's, as its authors have it. Experts that are stored as one tensor are matrices each.

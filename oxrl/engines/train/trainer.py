@@ -1,4 +1,4 @@
-"""What every training engine shares: the loop over micro-batches, and what a step reports."""
+"""The base of every training engine: the loop over micro-batches, and the report of a step."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _adam_steps(self) -> dict[str, int]:
-        """How often AdamW stepped each weight that it has moments of."""
+        """Return the number of AdamW's steps for each weight that it has moments of."""
 
     @abstractmethod
     def _held(self) -> HeldWeights:
@@ -302,7 +302,7 @@ class Trainer(ABC):
         return offloaded()
 
     def _said(self, share: Share, want: Want) -> Output:
-        """What the model says of the rows of a share."""
+        """Return the model's output for the rows of a share."""
         output = self._read(share.read, want)
         if len(share.read) > len(share.part.inputs):
             # Where ranks read images, and this one has none.
@@ -429,13 +429,13 @@ class Trainer(ABC):
             thread.join(DROP_S)
 
     def part_problems(self, directory: Path) -> list[str]:
-        """What is wrong with files that several ranks wrote; each looks at some; collective."""
+        """List the faults of files that several ranks wrote; each looks at some; collective."""
         directory = self.ranks.agree(directory.resolve())
         own = list(part_problems(directory, rank=self.ranks.rank, world=self.ranks.world))
         return [problem for found in self.ranks.gather(own) for problem in found]
 
     def _writer(self, directory: Path, *, copied: bool) -> ShareWriter | None:
-        """What writes this rank's share; None where rank 0's disk refused."""
+        """Make the writer of this rank's share; None where rank 0's disk refused."""
         directory = self.ranks.agree(directory.resolve())
         adam_steps = self._adam_steps()
         weights = weight_files(self.model, self._stored)
@@ -548,7 +548,7 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def _merged(self, read: Callable[[Part], NamedTensors]) -> NamedTensors:
-        """What a model without adapter has to hold, computed on every rank; collective.
+        """Yield the weights of the model with its adapter merged in, on every rank; collective.
 
         Args:
             read: gives whole weights: those that are computed with, or masters.
@@ -600,7 +600,7 @@ class Trainer(ABC):
                 yield name, parameter
 
     def _delivered(self, name: str, master: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """What is delivered of a master, or of a part of it: rounded as it is stored, then cast."""
+        """Round a master, or a part of it, as it is stored, and cast it to what is delivered."""
         stored = master.to(self._stored[name].dtype)
         return stored if dtype is None else stored.to(dtype)
 

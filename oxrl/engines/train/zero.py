@@ -171,7 +171,7 @@ class DeepSpeedTrainer(Trainer):
             self._take_in(map(self._piece_of, self._awaited))
 
     def _own_end(self, p: Any) -> Tensor:
-        """What sticks out over the end of a weight in this rank's flat piece of it.
+        """Return the padding behind the end of a weight in this rank's flat piece of it.
 
         Weights that do not divide by the ranks are padded with whatever was in memory, which norms
         would count.
@@ -212,7 +212,7 @@ class DeepSpeedTrainer(Trainer):
         return list(self._named.values())
 
     def _adam_states(self) -> list[dict[str, Any]]:
-        """AdamW's state of each piece; none of a model that is only read."""
+        """Return AdamW's state of each piece; empty for a model that is only read."""
         if not self._flat:
             return []
         adam = self._zero if self._stage == 0 else self._zero.optimizer
@@ -269,7 +269,7 @@ class DeepSpeedTrainer(Trainer):
         return norm, self._engine.was_step_applied()
 
     def _drop_gradients(self) -> None:
-        """What DeepSpeed does itself when it skips a step; harmless after one."""
+        """Drop the gradients, as DeepSpeed does itself when it skips a step; harmless after one."""
         self._reduced = False
         if not self._flat:
             return
@@ -355,7 +355,7 @@ class DeepSpeedTrainer(Trainer):
         return PieceOfWeight(whole.name, start, whole.values[start:end])
 
     def _place(self, name: str, moment: str | None) -> PieceOfWeight | None:
-        """What this rank holds of a float32 weight, or of a moment of it; None: nothing."""
+        """Return this rank's piece of a float32 weight, or of a moment of it; None: it has none."""
         p: Any = self._named[name]
         if self._stage == 0:
             held = p.detach() if moment is None else self._zero.state[p][moment]
