@@ -1,1 +1,1 @@
-"""What samples: engines behind `base.RolloutEngine`."""
+"""The engines that sample, behind `base.RolloutEngine`."""

@@ -1,4 +1,4 @@
-"""What samples: the interface."""
+"""The interface of engines that sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finished:
 
 
 class RolloutEngine(Protocol):
-    """What samples responses: a queue of requests that is worked off while `poll` is called."""
+    """An engine that samples responses: a queue of requests, worked off while `poll` is called."""
 
     @property
     def version(self) -> int:

@@ -82,7 +82,7 @@ class CachedSampler(ModuleSampler):
         self._lanes = [lane for lane in self._lanes if lane.slots.requests]
 
     def _prompt(self, request: Request) -> Hashable:
-        """What a request reads before its first new token: equal ones are read once."""
+        """Return what a request reads before its first new token; equal ones are read once."""
         return prompt_of(request)
 
     def _next_lane(self, most: int) -> list[Request]:

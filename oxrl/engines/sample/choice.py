@@ -1,4 +1,4 @@
-"""Which sampler of this process answers for a model: the fast one where it is right for it."""
+"""The choice of a sampler of this process for a model: the fast one where it is right for it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def module_sampler(
 
 
 def attends_to_everything(config: PreTrainedConfig, longest: int | None) -> bool:
-    """Whether every layer of a known family attends to everything before a token.
+    """True if every layer of a known family attends to everything before a token.
 
     A Mistral's window is no window for rows that fit into it.
     """

@@ -27,7 +27,7 @@ ERRORS = {kind.__name__: kind for kind in KINDS}
 
 
 def answer(actor: EngineActor, request: Json) -> Json:
-    """What is called, and what it answers or raises.
+    """Call a method of the engine's actor, and return its result or its error.
 
     Args:
         request: a method's name, and what it is called with.

@@ -1,4 +1,4 @@
-"""What the two samplers of this process share: tokens are sampled from a module's own logits."""
+"""The base of the two samplers of this process: they sample tokens from a module's own logits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ModuleSampler(Sampler):
         return results
 
     def _showing(self, inputs: TokenBatch, shown: ShownImages) -> TokenBatch:
-        """Rows with the pixels of their images.
+        """Return rows with the pixels of their images.
 
         Raises:
             EngineError: the model reads none.

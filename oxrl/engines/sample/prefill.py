@@ -27,7 +27,7 @@ class Prefilled(NamedTuple):
 
 
 def prompt_of(request: Request) -> TokenIds:
-    """What is read before the first new token: the prompt, and a prefix that is continued."""
+    """Return the tokens before the first new one: the prompt, and a prefix that is continued."""
     return request.prompt.token_ids + request.prefix.token_ids
 
 

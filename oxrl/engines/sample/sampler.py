@@ -1,4 +1,4 @@
-"""What the samplers of one process share: requests come in, are waited for, and end once."""
+"""The base of the samplers of one process: requests come in, are waited for, and end once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def _progress(self) -> str:
-        """What is being waited for, in words."""
+        """Say in words what is being waited for."""
 
     @property
     def version(self) -> int:

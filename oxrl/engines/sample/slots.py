@@ -1,4 +1,4 @@
-"""Slots: what the rows being decoded have sampled and still need, one slot a row, as tensors."""
+"""The slots of the rows being decoded: what each has sampled and still needs, as tensors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Slots:
         return (done.nonzero().squeeze(1) + first).tolist()
 
     def responses(self, slots: Sequence[int]) -> list[Prefix]:
-        """What has been sampled in each of `slots`, the prefix that it continues included."""
+        """Return what was sampled in each of `slots`, the prefix that it continues included."""
         chosen = self.count.new_tensor(slots)
         counts = self.count[chosen].tolist()
         longest = max(counts, default=0)

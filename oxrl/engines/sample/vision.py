@@ -100,7 +100,7 @@ class VisionSampler(CachedSampler):
         return read_with_images(self.network.decoder, batch, seen, use_cache=True)
 
     def _seen_by(self, requests: Requests) -> object | None:
-        """What the tower makes of the images of rows, if that is kept; None: it is not."""
+        """Return the vision tower's outputs for the images of rows, if they are kept, else None."""
         names = [name for request in requests for name in request.prompt.images]
         if self._seen is None or self.images is None or not names:
             return None

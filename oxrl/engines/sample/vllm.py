@@ -85,7 +85,7 @@ SCORING_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
-    """How vLLM is run.
+    """The options of vLLM.
 
     log_file: where vLLM's messages go, and what this process prints while vLLM starts.
     dtype: float32 or bfloat16.
@@ -294,13 +294,13 @@ class VllmEngine(Sampler):
         return stopped
 
     def _state(self, name: str) -> Any:
-        """What vLLM has of a request that is in it."""
+        """Return vLLM's state of a request that is in it."""
         processor = self._engine.output_processor
         [own_name] = processor.external_req_ids[name]
         return processor.request_states[own_name]
 
     def _note_versions(self) -> None:
-        """What has been sampled since this was called last is of the weights that are here."""
+        """Note that all tokens sampled since the last call are of the weights loaded now."""
         for name, active in self._active.items():
             self._note_version(active, self._state(name).detokenizer.num_output_tokens())
 
@@ -460,7 +460,7 @@ class VllmEngine(Sampler):
             self._finished.append(self._end(name, reason, sample.token_ids, logprobs))
 
     def _count(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        """What vLLM reports after every step, added up; not of those that only score a probe.
+        """Add up what vLLM reports after every step, but for steps that only score a probe.
 
         How often one is scored depends on when a run was resumed, which no metric may.
         """
@@ -479,7 +479,7 @@ class VllmEngine(Sampler):
 
 
 def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
-    """What vLLM's EngineArgs take, but for the model."""
+    """Return the arguments of vLLM's EngineArgs, but for the model."""
     kv_cache_gb = options.kv_cache_gb
     if on_cpu and kv_cache_gb is None:
         kv_cache_gb = CPU_KV_CACHE_GB
@@ -512,12 +512,12 @@ def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
 
 
 def _ignore(*_: Any) -> None:
-    """What vLLM tells a StatLogger besides."""
+    """Drop the other things that vLLM tells a StatLogger."""
 
 
 @contextmanager
 def _folder(model: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Where vLLM reads the model; a built-in one is written to a folder for the block's time."""
+    """Yield the name or folder that vLLM loads; a built-in model is written to a folder for it."""
     if not is_builtin(model):
         yield model
         return

@@ -27,7 +27,7 @@ PIXELS = "pixel_"
 def image_prompt(
     tokens: Sequence[int], names: Sequence[str], images: ImageStore
 ) -> Mapping[str, object]:
-    """What vLLM's engine takes for a row with images.
+    """Make vLLM's input for a row with images.
 
     Args:
         tokens: of the whole row; those of images stand where they are shown.
@@ -51,7 +51,7 @@ def image_prompt(
 
 
 def _places(tokens: Sequence[int], image_id: int, reads: Sequence[Read]) -> list[object]:
-    """Where each image stands: from its first token to its last, and which in between are its."""
+    """Find the place of each image: its first and last token, and which in between are its own."""
     place = vllm_module("multimodal.inputs").PlaceholderRange
     row = torch.tensor(tokens)
     at = (row == image_id).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""What vLLM's workers import before they load a model: `WorkerExtension`, and weights as they are.
+"""The module that vLLM's workers import before they load a model: it keeps weights as they are.
 
 On a CPU vLLM packs weights for its kernels and drops the originals. Only a product with a unit
 matrix reads such a copy back, which takes many times as long as to deliver it. Plain weights are

@@ -1,4 +1,4 @@
-"""What vLLM's model computes with, read back under the names of the weights that were delivered.
+"""The weights that vLLM's model computes with, read back under the names of the delivered ones.
 
 vLLM fuses weights (q, k and v into one) and cuts them up over workers. A fused weight is cut where
 its parts meet. Where a layer on a CPU computes with a packed copy (`vllm_plain` keeps it from that)
@@ -108,7 +108,7 @@ def _copies(module: Any, leaf: str, parameter: Tensor, *, plain: bool) -> Iterat
 def _parts(
     path: str, leaf: str, module: Any, values: Tensor, fused: Mapping[str, list[str]]
 ) -> list[Part]:
-    """Which parts of which weights `values` holds; none where that is not known."""
+    """List the parts of weights that `values` holds; empty where that is not known."""
     linear = import_module("vllm.model_executor.layers.linear")
     embedding = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
     whole = f"{path}.{leaf}"
@@ -166,7 +166,7 @@ def _piece(part: Part, values: Tensor) -> Piece:
 
 
 def _fits(part: Part, piece: Piece, whole: torch.Size | None) -> bool:
-    """Whether a weight of the shape `whole` can have such a part."""
+    """True if a weight of the shape `whole` can have such a part."""
     if whole is None or not whole:
         return False
     rows = whole.numel() // whole[-1]

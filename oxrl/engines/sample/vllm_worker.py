@@ -1,4 +1,4 @@
-"""What oxRL adds to each of vLLM's workers: its way to load weights, to sample and to score.
+"""The methods that oxRL adds to each of vLLM's workers, to load weights, to sample and to score.
 
 vLLM mixes `WorkerExtension` into its own worker class (`worker_extension_cls`); every method is
 called on all workers at once.
@@ -182,7 +182,7 @@ class WorkerExtension:
 
 
 def payload(bucket: Bucket, *, other_processes: bool) -> Payload:
-    """How workers get the tensors of `bucket`: as they are, or as CUDA IPC handles.
+    """Prepare the tensors of `bucket` for workers: as they are, or as CUDA IPC handles.
 
     Args:
         other_processes: whether workers live in other processes; those share CUDA memory only.
@@ -226,9 +226,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether all layers multiply by the very weights that they load, and make nothing else of
-    them.
-    """
+    """True if all layers multiply by the very weights that they load, and derive no others."""
     layers = "model_executor.layers"
     plain_methods = (
         vllm_module(f"{layers}.linear").UnquantizedLinearMethod,

@@ -63,7 +63,7 @@ AGREEMENT = 0.1
 
 
 class Laid(NamedTuple):
-    """Where a bucket lies, as safetensors has it: `size` bytes of a file, from byte `at` on."""
+    """The place of a bucket, as safetensors has it: `size` bytes of a file, from byte `at` on."""
 
     path: str
     at: int
@@ -121,7 +121,7 @@ class Processes(Protocol):
         ...
 
     def result_of(self, reference: Reference, what: str, deadline: Deadline) -> Any:
-        """What an actor's call returned; an exception of its code is raised here as it was there.
+        """Return an actor's result; an exception of its code is raised here as it was there.
 
         Raises:
             LostActorError: the actor died or did not answer in time.
@@ -170,7 +170,7 @@ class RolloutWorker:
         return self.result(self.actor.call.remote(function, *inputs), function.__name__, phase)
 
     def result(self, reference: Reference, what: str, phase: Phase) -> Any:
-        """What the actor answers to what it was asked, within the deadline of a phase."""
+        """Wait for the actor's answer to a call, within the deadline of a phase."""
         deadline = self._group.deadline(phase)
         asked = f"{self.name}, asked to {what},"
         with waiting_for(asked.rstrip(","), deadline):
@@ -334,7 +334,7 @@ class RolloutWorkers:
         return ready
 
     def _collect(self, worker: RolloutWorker) -> Responses:
-        """What a finished poll brought; nothing if the actor died over it and was replaced."""
+        """Return the answers of a finished poll; empty if the actor died and was replaced."""
         polled = worker.polling
         worker.polling = None
         try:
@@ -442,7 +442,7 @@ class RolloutWorkers:
         return self.held_by(self._workers[0])
 
     def held_by(self, worker: RolloutWorker) -> Fingerprints:
-        """What one actor computes with; kept, for replacements to be compared with."""
+        """Fingerprint the weights that one actor computes with; kept to check replacements."""
         self._set_asleep(False)
         found = self.call(worker, RolloutEngine.held)
         self._held = self._held or found
@@ -460,7 +460,7 @@ class RolloutWorkers:
         temperature: float,
         shown: ShownImages = (),
     ) -> RowLogprobs:
-        """What one actor says of `rows`; kept, for replacements to be compared with."""
+        """Return one actor's scores of `rows`; kept to check replacements."""
         self._set_asleep(False)
         scores = self._scores(worker, rows, temperature, shown, self.call)
         self._probe = Probe(rows, temperature, scores, shown)
@@ -602,7 +602,7 @@ def score_with_images(
 
 
 def _images_of(engine: RolloutEngine) -> ImageStore:
-    """Where an engine that samples from a model that reads images has those."""
+    """Return the images of an engine that samples from a model that reads them."""
     return cast("SeesImages", engine).images
 
 
@@ -618,7 +618,7 @@ def abort_answers(engine: RolloutEngine, ids: Sequence[str]) -> list[Answer]:
 
 
 def _answers(finished: Iterable[Finished]) -> list[Answer]:
-    """What is sent back: the driver has the requests."""
+    """Return what is sent back: ids and completions, because the driver has the requests."""
     return [(item.request.id, item.completion) for item in finished]
 
 
