@@ -1,4 +1,5 @@
-"""The probe of a weight delivery: what trainer and sampler both score, and how far they may differ.
+"""The probe of a weight delivery: the rows that trainer and sampler both score, and the limits on
+how far their scores may differ.
 
 Two right implementations differ by rounding. How much that is depends on the model, its weights,
 the tokens and the dtype, so it is measured: the very weights that are delivered read the very
@@ -75,7 +76,7 @@ class Distance(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Which tokens of a probe are compared.
+    """The choice of tokens of a probe that are compared.
 
     never: ids that stand for images; up to the last one of a row nothing is compared.
     only: ids that may be sampled, where that is not all of them; no other has a probability.
@@ -100,7 +101,7 @@ class Compared(NamedTuple):
         return range(vocabulary)
 
     def text_of(self, row: Sequence[int]) -> int:
-        """Where the text after the last token of an image begins; 0 where there is none.
+        """Find the place where the text after a row's last image begins; 0 where it has no image.
 
         Args:
             row: token ids.
@@ -114,7 +115,7 @@ class Compared(NamedTuple):
         return places[-1] + 1 if places else 0
 
     def places(self, row: Sequence[int]) -> list[int]:
-        """Which tokens of a row are compared; the first of a row never is.
+        """List the tokens of a row that are compared; the first of a row never is.
 
         Args:
             row: token ids.
@@ -133,7 +134,7 @@ EVERYTHING = Compared()
 
 
 class Forwards(NamedTuple):
-    """What the same weights say of the probe in the sampler's dtype, and in a higher one."""
+    """The same weights' scores of the probe, in the sampler's dtype and in a higher one."""
 
     low: RowLogprobs
     high: RowLogprobs
@@ -252,7 +253,7 @@ def differences(found: RowLogprobs, expected: RowLogprobs) -> Tensor:
 
 
 def distance(found: RowLogprobs, expected: RowLogprobs) -> Distance:
-    """How far two scores of the same rows are apart.
+    """Measure how far two scores of the same rows are apart.
 
     Args:
         found, expected: log-probabilities in nats, of the same rows, with at least one scored
@@ -272,7 +273,7 @@ def distance(found: RowLogprobs, expected: RowLogprobs) -> Distance:
 
 
 def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distance:
-    """How far a right sampler may be from a right trainer.
+    """Compute the largest distance that a right sampler may have from a right trainer.
 
     Args:
         forwards: of the weights that both have.
@@ -378,14 +379,14 @@ def model_logprobs(
 
 
 def _says_all(model: PreTrainedModel) -> bool:
-    """Whether a model reads text alone, and may sample every token."""
+    """True if a model reads text alone, and may sample every token."""
     return family_of(model) is None and not is_restricted(model)
 
 
 def _of_what_may_be(
     model: PreTrainedModel, tokens: Tensor, rows: Rows, images: Images, shown: Shown
 ) -> Tensor:
-    """Logits [B, T - 1, V] of a model that may not sample every token: others have none."""
+    """Return logits [B, T - 1, V] of a model that may sample some tokens only: others get none."""
     lengths = torch.tensor([len(row) for row in rows])
     real = torch.arange(tokens.shape[1]) < lengths[:, None]
     inputs = TokenBatch(tokens=tokens.cpu(), attention_mask=real, response_mask=real)

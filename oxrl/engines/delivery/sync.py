@@ -5,7 +5,7 @@ arrives at the sampler; (ii) where that is something else, what was sent, so tha
 which side the fault is; (iii) what the sampler computes with, read back after it has loaded, and
 again before the next delivery: what was sampled in between was sampled with that. Then (iv) the
 version is asked of every worker, and (v) a probe, rows of the policy's own samples, is scored by
-both sides: `probe.py` says how far apart they may be. A probe cannot see one small step, so (vi) at
+both sides: `proof.py` says how far apart they may be. A probe cannot see one small step, so (vi) at
 the first delivery and every few after it a very different copy is loaded first: the probe must move
 to where that copy's own forward pass puts it.
 """
@@ -68,8 +68,8 @@ FILE = "probe.json"
 
 
 class Stage(NamedTuple):
-    """How a message says what is wrong with a copy: tensors were never `done`, were not `given`,
-    or one `came` changed.
+    """The words of a message about a faulty copy: tensors were never `done`, were not `given`, or
+    one `came` changed.
     """
 
     done: str
@@ -87,7 +87,7 @@ HELD = Stage("kept", "sent", "is kept")
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
-    """How weights are delivered and proved.
+    """The options of a delivery of weights and of its proof.
 
     dtype: what the sampler computes in: tensors are cast to it, then fingerprinted, then sent.
     vocabulary: the fixed probe's token ids are below it.
@@ -111,7 +111,7 @@ class SyncOptions:
     part: Part = "all"
 
     def copy(self, strength: float = 0.0) -> Copy:
-        """What is delivered, or a perturbed copy of it.
+        """Describe the copy that is delivered, or a perturbed one.
 
         Args:
             strength: how much of it is perturbed, from 0 (nothing) to 1.
@@ -124,7 +124,7 @@ class SyncOptions:
 
 
 class Proved(NamedTuple):
-    """What a delivery was proved by: distances of the members, at worst, and their limits."""
+    """The proof of a delivery: distances of the members, at worst, and their limits."""
 
     found: Distance
     limits: Distance
@@ -260,7 +260,7 @@ class WeightSync:
         return metrics
 
     def _before(self) -> tuple[RowLogprobs, Fingerprints]:
-        """What the policy says of the probe, and what its optimizer holds.
+        """Return the policy's scores of the probe, and the fingerprints of its optimizer's weights.
 
         Samplers show at the same time that they hold what they did, unless this process has both.
         """
@@ -333,7 +333,7 @@ class WeightSync:
         return Proved(worst, allowed)
 
     def _masters(self) -> Fingerprints:
-        """What the optimizer holds, as it has to be delivered."""
+        """Fingerprint what the optimizer holds, as it has to be delivered."""
         if self.options.part != "adapter":
             return self.policy.fingerprints(self.options.dtype, self.options.part)
         adapter = self.policy.fingerprints(self.options.copy().sent_as, "adapter")
@@ -372,7 +372,8 @@ class WeightSync:
         return held
 
     def _sent(self, masters: Fingerprints | None, arrived: Fingerprints) -> Fingerprints:
-        """What was sent, of which it is proved that it arrived, and is what the optimizer holds.
+        """Return the fingerprints of what was sent, once it is proved to be the optimizer's and to
+        have arrived.
 
         Where what the optimizer holds has arrived, what was sent in between was that. Only else,
         and of a perturbed copy, is it read itself: then it says on which side the fault is.
@@ -386,7 +387,8 @@ class WeightSync:
         return sent
 
     def _with_base(self, sent: Fingerprints, arrived: Arrived) -> Fingerprints:
-        """What a sampler has to hold that was sent an adapter, under the names that it may use.
+        """Return the fingerprints that a sampler has to hold after it was sent an adapter, under
+        the names that it may use.
 
         One that computes with adapters holds them as they are, beside the weights under them; one
         that adds them to its weights holds what it says that it made of the two.
@@ -440,7 +442,7 @@ class WeightSync:
         return limits(forwards, multiple=options.probe_limit, temperature=options.temperature)
 
     def _distances(self, version: int, expected: RowLogprobs) -> dict[str, Distance]:
-        """How far from what is expected each member scores the probe."""
+        """Measure how far each member's scores of the probe are from the expected ones."""
         found: dict[str, Distance] = {}
         for name, member in self._members().items():
             # Engines of text know nothing of images.
