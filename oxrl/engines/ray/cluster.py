@@ -79,7 +79,7 @@ class Passed:
 
 
 class Place(NamedTuple):
-    """Where an actor lives: a bundle of the placement group, and how many of its GPUs it takes.
+    """The place of an actor: a bundle of the placement group, and its share of the bundle's GPUs.
 
     Every actor takes one CPU.
     """
@@ -138,7 +138,7 @@ def by_node(planned: Layout, nodes: Mapping[int, str]) -> Layout:
 
 
 def bundle(cpus: float, gpus: float) -> Bundle:
-    """What has room for so many CPUs and GPUs."""
+    """Describe a bundle with room for so many CPUs and GPUs."""
     return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
 
 
@@ -196,7 +196,7 @@ class Cluster:
             raise ConfigError(f"no Ray cluster {where}: {reason}") from error
 
     def gpus(self) -> int:
-        """How many GPUs its nodes have, whatever the machine of this process has."""
+        """Count the GPUs of its nodes, whatever the machine of this process has."""
         return int(_totals(self._nodes())["GPU"])
 
     def reserve(self, bundles: Sequence[Bundle]) -> Mapping[int, str]:
@@ -233,7 +233,7 @@ class Cluster:
         )
 
     def _table(self) -> Mapping[str, Any]:
-        """What Ray knows of the room that was taken."""
+        """Return Ray's record of the room that was taken."""
         return self.ray.util.placement_group_table(self._group)
 
     def _lost_places(self) -> list[int]:
@@ -269,7 +269,7 @@ class Cluster:
             sleep(LOOK_S)
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        """What every node that is alive has."""
+        """Return the resources of every node that is alive."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def put(self, thing: object) -> Any:
@@ -334,7 +334,7 @@ class Cluster:
         return placed.remote()
 
     def result_of(self, reference: Any, what: str, deadline: Deadline) -> Any:
-        """What an actor's call returned; an exception of its code is raised here as it was there.
+        """Return an actor's result; an exception of its code is raised here as it was there.
 
         Args:
             what: the actor and what it was asked, for the error.
@@ -377,7 +377,7 @@ def _leave(_: object) -> None:
 
 
 def _lost(what: str, error: Exception) -> EngineError:
-    """What Ray's own error says: died, killed for memory, node lost, a module that is not there."""
+    """Turn Ray's own error into ours: died, killed for memory, node lost, a missing module."""
     module = MISSING_MODULE.search(str(error))
     if type(error).__name__ in STORE_ERRORS:
         return EngineError(f"{what} failed. {NO_STORE.format(_reason(error))}")

@@ -1,4 +1,4 @@
-"""Whether the head of a Ray cluster is there, and what is said where Ray ends the process itself.
+"""The watch over the head of a Ray cluster, and the last words of a process that Ray ends itself.
 
 Ray waits a minute for a head that is gone and then ends the process without a word of ours; without
 the raylet of its machine it ends it at once. A run looks for itself, and ends as runs end.
@@ -42,7 +42,7 @@ class LostClusterError(EngineError):
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Of a head; None of auto, and what else Ray has names for."""
+    """Split the address of a head; None for auto, and what else Ray has names for."""
     place = ADDRESS.fullmatch(address)
     return None if place is None else (place["host"], int(place["port"]))
 
@@ -83,7 +83,7 @@ def _greet(head: socket.socket) -> None:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether anybody accepts connections there."""
+    """True if anybody accepts connections there."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except OSError:
@@ -119,7 +119,7 @@ class HeadWatch:
         self._thread.start()
 
     def answers(self) -> bool:
-        """Whether it answers now."""
+        """True if the head answers now."""
         place = host_and_port(self._address)
         return place is None or listens(*place)
 

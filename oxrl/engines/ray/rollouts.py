@@ -38,7 +38,7 @@ class RolloutActor(EngineActor):
         return unpack(ray.get(reference))  # pyright: ignore[reportAttributeAccessIssue]
 
     def where(self) -> End:
-        """Where weights arrive."""
+        """Return the place where weights arrive."""
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
         address = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
@@ -65,11 +65,11 @@ class RayRollouts(RolloutWorkers):
         return self._workers
 
     def contents(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Of images of the prompts, by name."""
+        """Return the bytes of images of the prompts, by name."""
         return {} if self._images is None else self._images.contents([*names])
 
     def finish_each(self, begun: Sequence[Any], what: str) -> tuple[list[Any], str]:
-        """What each worker answers to what it was asked to do with the others.
+        """Collect every worker's answer to a call that they work on together.
 
         Returns:
             (the answers, what broke the connection between them; empty: nothing did). A worker that

@@ -89,7 +89,7 @@ class RankActor:
     """The process around one training rank."""
 
     def address(self) -> tuple[str, int]:
-        """Where this rank can be reached as rank 0, at a port that is free now."""
+        """Return an address of this rank as rank 0, with a port that is free now."""
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
         host = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
@@ -120,7 +120,7 @@ class RankActor:
         return found if self._first else None
 
     def where(self) -> End:
-        """Where weights leave from."""
+        """Return the place that weights leave from."""
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
         host = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
@@ -165,7 +165,7 @@ class RankActor:
     def score_copy(
         self, engine: str, probe: Probe, copy: Copy, brought: Brought | None, deadline: Deadline
     ) -> Forwards | None:
-        """What a copy of the weights says of the probe; rank 0 makes it, of what all gather."""
+        """Score the probe with a copy of the weights, on rank 0; all ranks gather the weights."""
         with self._ranks.within(deadline, "a copy of the weights to be scored"):
             return self._score_copy(engine, probe, copy, brought)
 
@@ -333,7 +333,7 @@ class RankGroup:
 
 
 def _is_echo(error: Exception) -> bool:
-    """Whether a rank's failure only says that another rank is gone."""
+    """True if a rank's failure only says that another rank is gone."""
     echoes = any(said in str(error) for said in (*WAITED, *CUT_OFF))
     return echoes and not isinstance(error, LostActorError)
 
@@ -369,7 +369,7 @@ class RayTrainer:
         return self._call("sync", Trainer.fingerprints, dtype, part)
 
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
-        """What the model under the adapter says: the reference."""
+        """Read a batch with the model under the adapter: the reference."""
         return self._call("step", forward_without_adapter, inputs, want)
 
     def gradients(self) -> NamedTensors:

@@ -102,7 +102,7 @@ class RayTransport:
 
     @property
     def _deadline(self) -> Deadline:
-        """Of a delivery, or a part of one."""
+        """The deadline of a delivery, or of a part of one."""
         return self._group.waits.of("sync", self._group.sizes[self._name])
 
     def metrics(self) -> Metrics:
@@ -160,7 +160,7 @@ class RayTransport:
         return broken or "; ".join(refused)
 
     def _by_line(self, version: int, copy: Copy) -> tuple[Fingerprints | None, str]:
-        """What was delivered, or why the lines broke."""
+        """Deliver over lines; return the fingerprints, or else the reason why the lines broke."""
         rollouts = self._rollouts
         rollouts.begin_update(version)
         sending = self._group.begin("send", self._name, copy, True, self._deadline)
@@ -190,7 +190,7 @@ class RayTransport:
 
 
 def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | None:
-    """How tensors get from these ranks to these samplers; None: by no line."""
+    """Choose the call that moves tensors from these ranks to these samplers; None: no line can."""
     leave = [device for end in senders for device in end.devices]
     arrive = [device for end in receivers for device in end.devices]
     if not any(leave) and not any(arrive):
