@@ -1,4 +1,4 @@
-"""What moves weights: the interface, and what its two ends have in common.
+"""The interface of what moves weights, and what its two ends have in common.
 
 A transport makes copies of the policy's weights, moves them and scores them. Whoever asks sees
 fingerprints and log-probabilities, never a tensor.
@@ -38,7 +38,7 @@ class LineError(EngineError):
 
 
 class Copy(NamedTuple):
-    """Which copy of the policy's weights.
+    """A description of a copy of the policy's weights.
 
     dtype: what the sampler computes in; all weights are cast to it, but an adapter's are not.
     strength: how much of it is new; 0: they are the policy's. part: which of them.
@@ -50,7 +50,7 @@ class Copy(NamedTuple):
 
     @property
     def sent_as(self) -> torch.dtype | None:
-        """What tensors are cast to before they are sent; None: they are sent as they are."""
+        """The dtype that tensors are cast to before they are sent; None: they are not cast."""
         return None if self.part == "adapter" else self.dtype
 
 
@@ -117,7 +117,7 @@ class WeightTransport(Protocol):
         ...
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
-        """What a model with these weights says of the probe, where the policy is.
+        """Score the probe with a model that has these weights, where the policy is.
 
         Args:
             probe: rows of token ids, with the temperature to score them at.
@@ -134,7 +134,7 @@ class WeightTransport(Protocol):
 
 
 def weights_of(policy: TrainEngine, copy: Copy) -> BucketStream:
-    """What a copy is made of; collective across ranks.
+    """Yield the weights that a copy is made of; collective across ranks.
 
     Args:
         policy: the trainer.
@@ -147,7 +147,7 @@ def weights_of(policy: TrainEngine, copy: Copy) -> BucketStream:
 
 
 def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[OneRanksBucket]:
-    """What a copy is made of, each bucket whole on one rank only; collective across ranks.
+    """Yield the weights of a copy, each bucket whole on one rank only; collective across ranks.
 
     Args:
         policy: the trainer of this rank.
@@ -186,7 +186,7 @@ def score_copy(
     copy: Copy,
     images: Images = None,
 ) -> Forwards:
-    """What a model with a copy of the weights says of the probe.
+    """Score the probe with a model that is given a copy of the weights.
 
     Args:
         model: of the policy's architecture; its weights do not matter.

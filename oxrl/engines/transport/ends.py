@@ -19,14 +19,14 @@ from oxrl.models.weights import Whole, in_one_piece
 
 
 class End(NamedTuple):
-    """Where an end is: its node's address, and the GPU of each process there ("" is a CPU)."""
+    """An end of a line: its node's address, and the GPU of each process there ("" is a CPU)."""
 
     address: str
     devices: tuple[str, ...]
 
 
 class Sent(NamedTuple):
-    """What a rank has sent.
+    """A report of what a rank has sent.
 
     bytes: of tensors. buckets: that it sent. in_flight: the most that it held at a time.
     broken: why it stopped; empty: it did not.
@@ -64,12 +64,12 @@ class Sender:
 
     @property
     def sends_all(self) -> bool:
-        """Whether this rank needs every bucket, and not only those whose turn to keep it has."""
+        """True if this rank needs every bucket, and not only those that are its turn to keep."""
         _, turns = self._turn
         return turns == 1
 
     def fingerprints(self) -> dict[str, str]:
-        """Of this rank's share of what was sent last."""
+        """Fingerprint this rank's share of what was sent last."""
         kept = self.kept.values()
         return {name: fingerprint(tensor) for bucket in kept for name, tensor in bucket}
 
@@ -255,7 +255,7 @@ def receiver(
 
 
 def name_of(device: torch.device) -> str:
-    """What tells a GPU from all others; empty for a CPU."""
+    """Return the name that tells a GPU from all others; empty for a CPU."""
     if device.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)

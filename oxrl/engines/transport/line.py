@@ -29,7 +29,7 @@ SENDER = 0
 
 
 class Meeting(NamedTuple):
-    """Where those on some lines meet.
+    """The meeting place of those on some lines.
 
     host, port: of the store of the training ranks. name: of these lines, never used before.
     receivers: for each line how many receive on it. turns: 1 if every line carries all buckets,
@@ -174,7 +174,10 @@ class Line:
 
 
 def _handle(payload: Tensor) -> bytes:
-    """How another process on the same GPU opens this memory, which begins its storage."""
+    """Make the handle by which another process on the same GPU opens this memory.
+
+    The memory begins its storage.
+    """
     torch.cuda.current_stream().synchronize()
     _, *parts = payload.untyped_storage()._share_cuda_()  # pyright: ignore
     # Bytes as text, numbers as they are.
