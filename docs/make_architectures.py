@@ -1,6 +1,6 @@
 """Write docs/architectures.md: what was trained, sampled from and loaded again, by architecture.
 
-Every tiny checkpoint of tests/recipes/architectures.py goes through whole runs: two steps of SGRPO,
+Every tiny checkpoint of tests/support/architectures.py goes through whole runs: two steps of SGRPO,
 of PPO and of supervised fine-tuning, and each run's last checkpoint is loaded and sampled from. It
 takes some minutes.
 """
@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests"
-sys.path[:0] = [str(TESTS / "recipes"), str(TESTS / "engines")]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from architectures import FAMILIES, UNPACKABLE, tiny  # noqa: E402
 from samplers import TOKENIZER  # noqa: E402

@@ -282,7 +282,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     config = folder / "config.yaml"
     config.write_text(CONFIG.format(folder=folder))
     found = folder / "found.json"
-    command = [sys.executable, str(ROOT / "tests/default_run.py"), str(config), str(found)]
+    command = [sys.executable, str(ROOT / "tests/support/default_run.py"), str(config), str(found)]
     here = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BESIDE}"}
     output = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
     assert output.returncode == 0, output.stdout + output.stderr

@@ -172,7 +172,7 @@ def over_ray() -> Iterator[Any]:
             "logging_level": "ERROR",
         }
         # The actors import this file and what it imports.
-        found_in = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        found_in = [str(Path(__file__).parent), *filter(None, sys.path)]
         quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found_in)}}
         ray.init(address="local", num_cpus=4, object_store_memory=200 << 20, **quiet)
     cluster = Cluster(4)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "packages")]
+    sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT), str(ROOT / "packages")]
 
 from hostile_programs import ADD, programs  # noqa: E402
 

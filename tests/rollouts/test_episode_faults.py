@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def test_a_rollout_actor_killed_in_the_middle_of_episodes_changes_no_token(play:
     quiet = generate(play(HOSTILE, sampler()), asked, deadline_s=60)
     ray_cluster._import_ray(loopback=True)
     # The actors build `sampler`, so they import this file and what it imports.
-    found_in = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found_in = [str(Path(__file__).parent), *filter(None, sys.path)]
     variables = {"PYTHONPATH": os.pathsep.join(found_in)}
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
     with ray_cluster._own_signals():

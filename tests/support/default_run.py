@@ -1,6 +1,6 @@
 """A run of one step on a tiny model, which writes what it imported and what it called.
 
-    python tests/default_run.py CONFIG OUT.json
+    python tests/support/default_run.py CONFIG OUT.json
 
 `imported`: module -> its file. `calls`: of the package, from the first delivery of weights to the
 end of the run, [event, file, qualified name, first line] for every call and return; what modules
@@ -16,7 +16,7 @@ from types import FrameType
 
 from oxrl.cli import app
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "oxrl") + "/"
 BESIDE = str(ROOT / "packages") + "/"
 
