@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +12,19 @@ import typer
 
 from oxrl.errors import DataError, known
 
+Report = Mapping[str, object]
+
+
+def preparers() -> dict[str, Callable[..., Report]]:
+    """Everything that installed packages can prepare, by its name."""
+    found: dict[str, Callable[..., Report]] = {}
+    for offered in entry_points(group="oxrl.datasets"):
+        found |= offered.load()
+    return found
+
 
 def _complete_dataset(incomplete: str) -> list[str]:
-    from oxrl_datasets.prepare import PREPARERS
-
-    return [name for name in PREPARERS if name.startswith(incomplete)]
+    return [name for name in preparers() if name.startswith(incomplete)]
 
 
 def prepare(
@@ -44,10 +54,9 @@ def prepare(
     ] = None,
 ) -> None:
     """Turn a raw dataset into JSONL or Parquet in oxRL's format."""
-    from oxrl_datasets.prepare import PREPARERS
-
+    offered = preparers()
     try:
-        preparer = PREPARERS[known(dataset, PREPARERS)]
+        preparer = offered[known(dataset, offered)]
     except ValueError as error:
         raise DataError(f"dataset {dataset!r} {error}") from None
     extra: dict[str, str] = {}

@@ -8,14 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
 from oxrl.modelfiles.files import FLASH_INSTALL
-from oxrl_sandbox import layers
 
 REPAIR = "pip install -e . -c constraints.txt"
 
@@ -41,7 +40,7 @@ def examine(runs: Path) -> list[Finding]:
         runs: where run directories will go.
     """
     python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
-    return [python, *_packages(), *_torch(), *_shared_memory(), *_sandbox(), _disk(runs)]
+    return [python, *_packages(), *_torch(), *_shared_memory(), *_needs_of_packages(), _disk(runs)]
 
 
 def _packages() -> Iterator[Finding]:
@@ -133,18 +132,11 @@ def _shared_memory() -> Iterator[Finding]:
     yield Finding("warn" if fix else "ok", "/dev/shm", text, fix)
 
 
-def _sandbox() -> Iterator[Finding]:
-    """Try the levels at which programs of the model can be judged."""
-    found = layers.layers()
-    told = [f"{name}: {value}" for name, value in found.items()]
-    yield Finding("ok", "sandbox layers", "; ".join(told), "", True)
-    for level in ("strict", "basic"):
-        why = layers.why_not(level)
-        text = f"works (reward.name=code reward.sandbox={level})"
-        if why:
-            text = f"cannot be had, so reward.name=code is refused with it: {why}"
-        fix = layers.FIXES[level] if why else ""
-        yield Finding("warn" if why else "ok", f"sandbox {level}", text, fix, True)
+def _needs_of_packages() -> Iterator[Finding]:
+    """Ask installed packages about what they need, such as a sandbox for programs of the model."""
+    for offered in entry_points(group="oxrl.doctor"):
+        for state, subject, text, fix in offered.load()():
+            yield Finding(state, subject, text, fix, True)
 
 
 def _disk(runs: Path) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 
 from oxrl.assembly.pins import review_inputs
 from oxrl.checkpoint.format import list_checkpoints
@@ -20,7 +21,7 @@ from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
-from oxrl_trackers.mirrors import Trackers
+from oxrl.runs.trackers.mirrors import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +84,7 @@ def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
     """The layers of the sandbox that this machine offers, where a program may run in it."""
     if CODE not in cfg.reward.names and not cfg.environment.name:
         return {}
-    from oxrl_sandbox.layers import layers  # no other run needs a sandbox
-
-    return {"sandbox": layers()}
+    return {noted.name: noted.load()() for noted in entry_points(group="oxrl.machine_notes")}
 
 
 def _announced(cfg: Config, *, anew: bool) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 from oxrl_sandbox.client import Level, Sandbox, environment, interpreter
 from oxrl_sandbox.findings import SandboxError
@@ -57,6 +58,23 @@ def _namespaces() -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
+
+
+def examine() -> Iterator[tuple[str, str, str, str]]:
+    """Try the levels at which programs of the model can be judged, for `oxrl doctor`.
+
+    Yields:
+        "ok" or "warn", the subject, a text, and how to mend it.
+    """
+    told = [f"{name}: {value}" for name, value in layers().items()]
+    yield "ok", "sandbox layers", "; ".join(told), ""
+    levels: tuple[Level, ...] = ("strict", "basic")
+    for level in levels:
+        why = why_not(level)
+        text = f"works (reward.name=code reward.sandbox={level})"
+        if why:
+            text = f"cannot be had, so reward.name=code is refused with it: {why}"
+        yield "warn" if why else "ok", f"sandbox {level}", text, FIXES[level] if why else ""
 
 
 def why_not(level: Level) -> str:

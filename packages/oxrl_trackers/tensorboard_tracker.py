@@ -14,11 +14,11 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # pyrigh
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
 
 from oxrl.runs.files import Json
-from oxrl_trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
 
 
 class TensorBoardTracker:
-    """See `oxrl_trackers.follow.Tracker`."""
+    """See `oxrl.runs.trackers.follow.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._place = Place(run.directory / "tensorboard.json")
@@ -62,5 +62,5 @@ def _as_markdown(params: Json) -> str:
 
 
 def open_tracker(run: TrackedRun) -> TensorBoardTracker:
-    """See `oxrl_trackers.follow.Opens`."""
+    """See `oxrl.runs.trackers.follow.Opens`."""
     return TensorBoardTracker(run)

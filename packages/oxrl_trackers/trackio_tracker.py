@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 
 from oxrl.runs.files import Json
-from oxrl_trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
 
 PROJECT = "oxrl"
 
 
 class TrackioTracker:
-    """See `oxrl_trackers.follow.Tracker`."""
+    """See `oxrl.runs.trackers.follow.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run.directory / "trackio"))
@@ -49,5 +49,5 @@ class TrackioTracker:
 
 
 def open_tracker(run: TrackedRun) -> TrackioTracker:
-    """See `oxrl_trackers.follow.Opens`."""
+    """See `oxrl.runs.trackers.follow.Opens`."""
     return TrackioTracker(run)

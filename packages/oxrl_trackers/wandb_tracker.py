@@ -7,13 +7,13 @@ import os
 import wandb  # pyright: ignore[reportMissingImports]
 
 from oxrl.runs.files import Json
-from oxrl_trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
 
 PROJECT = "oxrl"
 
 
 class WandbTracker:
-    """See `oxrl_trackers.follow.Tracker`."""
+    """See `oxrl.runs.trackers.follow.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._place = Place(run.directory / "wandb.json")
@@ -40,5 +40,5 @@ class WandbTracker:
 
 
 def open_tracker(run: TrackedRun) -> WandbTracker:
-    """See `oxrl_trackers.follow.Opens`."""
+    """See `oxrl.runs.trackers.follow.Opens`."""
     return WandbTracker(run)

@@ -19,9 +19,9 @@ from oxrl.plan.preflight import Prepared, check_trackers
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
+from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.runs.waiting import Patience
 from oxrl.tables.trackers import TRACKERS
-from oxrl_trackers.mirrors import Trackers
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 MISSING = [name for name, row in TRACKERS.items() if find_spec(row.package) is None]

@@ -1,6 +1,6 @@
 """The process of a tracker: it follows metrics.jsonl until the run ends.
 
-It is started as `python -m oxrl_trackers.follow TRACKER RUN_DIRECTORY PID`.
+It is started as `python -m oxrl.runs.trackers.follow TRACKER RUN_DIRECTORY PID`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 import select
 import sys
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
@@ -27,9 +28,11 @@ from oxrl.runs.files import (
     read_records_from,
     write_atomically,
 )
-from oxrl.tables.trackers import TRACKERS
 from oxrl.types import Metrics
 
+# Entry points: functions that begin to show a run, or go on with one that was shown before, under
+# its id.
+GROUP = "oxrl.trackers"
 POLL_S = 5.0
 
 
@@ -60,14 +63,6 @@ class Tracker(Protocol):
         ...
 
 
-class Opens(Protocol):
-    """A module that talks to one tracker."""
-
-    def open_tracker(self, run: TrackedRun) -> Tracker:
-        """Begin to show a run, or go on with one that was shown before, under the same id."""
-        ...
-
-
 def tracked_run(directory: Path) -> TrackedRun:
     """Read what a run directory says of its run."""
     params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
@@ -84,11 +79,12 @@ def follow(name: str, directory: Path, run_pid: int) -> None:
         directory: of the run.
         run_pid: the process that writes the record; without it this one ends too.
     """
-    opens: Opens = import_module(TRACKERS[name].module)  # pyright: ignore[reportAssignmentType]
+    [offered] = entry_points(group=GROUP, name=name)
+    open_tracker: Callable[[TrackedRun], Tracker] = offered.load()
     with open_own(directory / f".{name}.json.lock", "wb") as lock:
         # The mirror of a killed run may still be catching up when the resumed run starts its own.
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        tracker = opens.open_tracker(tracked_run(directory))
+        tracker = open_tracker(tracked_run(directory))
         offset = 0
         closed = False
         orphaned = False

@@ -53,7 +53,7 @@ class Mirror:
         try:
             with open_own(self._log, "ab") as log:
                 # -P: not a module of the working directory that is named like one of a tracker's.
-                command = [sys.executable, "-P", "-m", "oxrl_trackers.follow"]
+                command = [sys.executable, "-P", "-m", "oxrl.runs.trackers.follow"]
                 # A session of its own: Ctrl-C in the terminal is for the run, which then closes the
                 # mirror.
                 self._process = subprocess.Popen(
