@@ -56,7 +56,7 @@ class Judged:
     timeout_s: float = 60.0
 
     def pool(self, out: Path) -> JudgePool:
-        """Who asks the judge.
+        """Make the pool that asks the judge.
 
         Args:
             out: folder that verdicts are kept in, so that nothing is asked twice.

@@ -1,4 +1,4 @@
-"""Does a response follow instructions that a program can check? IFEval's kinds.
+"""Instruction reward: a response has to follow IFEval's instructions, which a program can check.
 
 Source: Zhou et al. 2023, arXiv:2311.07911, table 1, and its `instructions.py`
 (google-research/google-research, instruction_following_eval, read at 3f357bde), whose rules these

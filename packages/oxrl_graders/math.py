@@ -1,4 +1,4 @@
-"""Is the final answer of a response mathematically equal to the known one?
+"""Maths reward: the final answer of a response has to equal the known one mathematically.
 
 What counts as the final answer, in this order:
 

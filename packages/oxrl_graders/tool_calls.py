@@ -1,4 +1,4 @@
-"""Does a response call the right tools with the right arguments?"""
+"""Tool-call reward: a response has to call the right tools with the right arguments."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Frame:
     Args:
         images: camera -> bytes of an image file.
         action: numbers.
-        state: of the robot, numbers; None where nobody told.
+        state: of the robot, numbers; None where it is not known.
         reward: of the action.
     """
 

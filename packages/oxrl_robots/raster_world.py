@@ -6,7 +6,7 @@
 
 The agent, a white square, begins in the middle and is told a colour. The four colours lie at the
 four ends in an order that the seed decides. The first end that it reaches ends the episode, with
-reward 1 where it has the colour. Of the 96 layouts (24 orders of the colours, 4 goals) a quarter,
+reward 1 where it has the colour. A quarter of the 96 layouts (24 orders of the colours, 4 goals),
 always the same, is held out: rows with `{"split": "held_out"}` have those, all others the rest.
 """
 

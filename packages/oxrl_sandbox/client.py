@@ -250,14 +250,14 @@ class Sandbox:
 
 @contextlib.contextmanager
 def turn(patience_s: float, *, alone: bool) -> Iterator[bool]:
-    """While inside, others judge beside this, or none does.
+    """Wait for a turn to judge: alone, or beside others.
 
     Who wants to be alone closes a gate, where all who come next wait, and then waits for those who
     are at it. Two files of the package stand for that: nobody has to make them.
 
     Args:
         patience_s: seconds after which nobody is waited for any more.
-        alone: none does.
+        alone: no other judges inside the block.
 
     Returns:
         A context manager, which gives whether all were waited for.

@@ -1,7 +1,7 @@
-"""Is the program in a response right? It is run against tests in a sandbox.
+"""Code reward: the program in a response is run against tests in a sandbox.
 
-What counts as the program is the last fenced block (```), or the whole response where there is
-none. What it is judged by, in `answer`:
+The program is the last fenced block (```), or the whole response where there is none. The tests
+that judge it stand in `answer`:
 
     {"prompt", "test", "entry_point"}   HumanEval's: `test` defines check(candidate)
     {"tests": [...], "setup": ""}       MBPP's: statements with asserts

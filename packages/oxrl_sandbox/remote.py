@@ -68,7 +68,7 @@ class RemoteSandbox:
             raise SandboxError(f"{self.url} judges a right program wrong: {found}")
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no connection stays open."""
 
     def judge(self, job: Job, *, alone: bool = False) -> Finding:
         """Have a program judged by the service.

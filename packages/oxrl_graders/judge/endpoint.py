@@ -38,7 +38,7 @@ UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
 
 
 class JudgeError(Exception):
-    """No reply; the text says why. `late`: for want of time.
+    """The judge gave no reply; the text says why. `late`: for want of time.
 
     Args:
         problem: what is wrong, without the key.

@@ -102,7 +102,7 @@ class JudgePool:
         self._judge.start()
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """Nothing is tried: a verdict costs money, and says nothing of the next one."""
+        """Do nothing: a verdict costs money, and says nothing of the next one."""
 
     def unreachable(self, timeout_s: float = 5.0) -> str:
         """Ask the endpoint whether it is there; nothing is paid for that.

@@ -171,7 +171,7 @@ def _last_object(text: str, name: str) -> Named:
 
 
 def pairs_of_group(texts: Sequence[str], opponents: int) -> list[tuple[int, int]]:
-    """Who is compared with whom.
+    """Choose the pairs of responses that are compared.
 
     Args:
         texts: the responses of a group.

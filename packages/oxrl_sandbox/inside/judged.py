@@ -249,8 +249,8 @@ def told(error: BaseException) -> list[Wire]:
         error: what judged code raised.
 
     Returns:
-        The names, nearest first, and at most MOST_TEXT characters; none where its own text cannot
-        be had.
+        The names, nearest first, and at most MOST_TEXT characters of its text; an empty text where
+        that cannot be had.
     """
     names = [kind.__name__ for kind in type(error).__mro__]
     try:

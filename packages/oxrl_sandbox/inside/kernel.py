@@ -73,7 +73,7 @@ def hide_memory() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No program started from here on gains rights from its file."""
+    """Keep programs that are started from here on from gaining rights from their files."""
     _control("forbid new privileges", _NO_NEW_PRIVILEGES, 1)
 
 

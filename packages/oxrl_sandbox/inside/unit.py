@@ -259,7 +259,7 @@ class Unit:
         plain.send(self._results, {"graded": graded})
 
     def _for_tests(self, around: Confinement) -> Confinement:
-        """Around a grader: the program's time, not its own, is what ends first."""
+        """The confinement of a grader: with twice the time, so that the program's ends first."""
         limits = around.limits
         return replace(around, limits=replace(limits, cpu_s=2 * limits.cpu_s))
 
