@@ -427,7 +427,7 @@ def _say_what_stays_here(objects: GivenValues) -> None:
 def _rows_in(
     directory: Path, texts: Mapping[str, str], *, resume: bool, accept: Sequence[str]
 ) -> Iterator[None]:
-    """Inside, rows lie in the run directory; they go again where no run came to be.
+    """Keep rows in the run directory, and take them away again where no run came to be.
 
     Raises:
         RunDirectoryError: of a run that goes on, they are others than those of its start, and that

@@ -185,7 +185,7 @@ class Turn:
 class Completion:
     """A sampled response, its stop token included: that is trained on like any other.
 
-    Of an episode with an environment, `text` and `finish_reason` are those of the last turn; `end`
+    In an episode with an environment, `text` and `finish_reason` are those of the last turn; `end`
     and `reason` say how it ended, `opening` how the environment began, in messages.
     """
 

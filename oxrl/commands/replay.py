@@ -202,7 +202,7 @@ class ReplaySession(Session):
             raise Replayed
 
     def boundary(self, engines: SavedEngines, progress: Progress) -> None:
-        """Nothing is saved.
+        """Save nothing.
 
         Raises:
             Interrupted: a signal asked to stop.
@@ -307,7 +307,7 @@ def go_through(
 
 @contextmanager
 def _recorded_scores(directory: Path) -> Iterator[str]:
-    """While open, the record scores in place of a reward that Python gave and that is not here.
+    """Let the record score, while open, in place of a reward that Python gave and that is not here.
 
     Yields:
         The field of that reward; empty where the run has another one.

@@ -101,7 +101,7 @@ def _best(rewards: Sequence[float]) -> list[int]:
 
 
 def ranks(rewards: Sequence[float | None]) -> list[int | None]:
-    """The rank of every reward among them, 1 the largest, equal ones alike; None for none."""
+    """The rank of every reward, 1 for the largest, equal ones alike; None where one is None."""
     known = [reward for reward in rewards if reward is not None]
     found: list[int | None] = []
     for reward in rewards:

@@ -236,7 +236,7 @@ def bounded_exp(x: Tensor) -> Tensor:
         x: any shape; there is no gradient where it is cut.
 
     Returns:
-        Of the same shape.
+        A tensor of the same shape.
     """
     return x.clamp(max=MAX_EXPONENT).exp()
 
@@ -248,7 +248,7 @@ def log1mexp(x: Tensor) -> Tensor:
         x: any shape, below 0: log-probabilities, in nats.
 
     Returns:
-        Of the same shape, below 0; -inf at 0 and NaN above.
+        A tensor of the same shape, below 0; -inf at 0 and NaN above.
 
     Source: Maechler 2012.
     """

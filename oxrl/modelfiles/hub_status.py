@@ -47,7 +47,7 @@ def why_silent() -> str:
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Inside, libraries ask the hub only where it answers, and read their cache alone elsewhere."""
+    """Have libraries read their cache alone inside the block, where the hub does not answer."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or hub_answers():

@@ -33,7 +33,7 @@ def has_adapter(model: Module) -> bool:
 
 @contextmanager
 def adapter_off(model: Module) -> Iterator[None]:
-    """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
+    """Turn adapters off inside the block: the model is a reference then, without a copy."""
     layers = [layer for _, layer in adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)

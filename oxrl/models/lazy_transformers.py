@@ -31,7 +31,7 @@ def import_model_classes() -> None:
 
 @contextmanager
 def called_later(functions: dict[str, str]) -> Iterator[None]:
-    """Inside, `from MODULE import FUNCTION` imports nothing: the first call does.
+    """Put off `from MODULE import FUNCTION` inside the block: the first call imports.
 
     Args:
         functions: module -> function. Modules that are imported already stay as they are; what

@@ -363,7 +363,7 @@ def _check_shapes(model_class: type[Any], folder: Path) -> None:
 
 
 def loading_quietly() -> None:
-    """No bars for what takes a moment; those of downloads stay where a terminal shows them."""
+    """Turn off progress bars for what takes a moment; downloads keep theirs in a terminal."""
     disable_progress_bar()
     if on_terminal():
         enable_progress_bars()
@@ -371,7 +371,7 @@ def loading_quietly() -> None:
 
 @contextmanager
 def named_in_errors(what: str, name: str) -> Iterator[None]:
-    """Around reading `what` from a directory or from the hub: says what cannot be read, and why."""
+    """Say in errors what cannot be read from a directory or from the hub, and why."""
     loading_quietly()
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1

@@ -150,7 +150,7 @@ def row_lengths(weight: Tensor) -> Tensor:
 
 @contextmanager
 def _standing_in(model: Module) -> Iterator[None]:
-    """Inside, layers whose weights come later have some without memory, on the model's device.
+    """Give layers whose weights come later some without memory, on the model's device, inside.
 
     An adapter is made where the weights of its layer are, and has to have values.
     """

@@ -134,7 +134,7 @@ def build_without_weights(
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, parameters that modules are given have no memory; buffers do.
+    """Give new parameters of modules no memory inside the block; buffers have theirs.
 
     A parameter that is there already stays the same one, so tied weights stay tied.
     """

@@ -39,7 +39,7 @@ def never_sampled(decoder: Any, vocabulary: int, device: torch.device) -> Tensor
 
 
 def banned_tokens(config: object) -> TokenIds:
-    """Ids of tokens that stand in prompts alone; none of a model of text.
+    """Ids of tokens that stand in prompts alone; empty for a model of text.
 
     Args:
         config: of transformers, of the whole model.

@@ -107,7 +107,7 @@ def save_model(
 ) -> None:
     """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it.
 
-    Of a model with an adapter, what is trained is written and where the rest can be loaded from.
+    For a model with an adapter, what is trained is written and where the rest can be loaded from.
 
     Args:
         model: a Hugging Face model, a ValueModel, or any module.

@@ -100,7 +100,7 @@ class Cell:
         kind: advantage, ratio, gate, selection (what a gate reads of the whole step), correction,
             kl or weights.
         name: of the function in `oxrl.functional`.
-        numbers: keyword arguments of that function, with this cell's defaults. Of a ratio: bounds
+        numbers: keyword arguments of that function, with this cell's defaults. A ratio's are bounds
             that take the place of the gate's.
         needs: what it cannot do without.
     """
