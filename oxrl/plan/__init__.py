@@ -1,1 +1,1 @@
-"""What a run will take, estimated before it starts: memory, rows, steps."""
+"""Estimates of what a run will take, made before it starts: memory, rows, steps."""

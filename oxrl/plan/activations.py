@@ -23,7 +23,7 @@ FLOAT32 = 4
 
 
 class ActivationBytes(NamedTuple):
-    """Of one micro-batch.
+    """The bytes of one micro-batch's activations.
 
     on_device: kept for the backward pass, and what that needs for a moment. offloaded: how many of
     those kept wait in CPU memory.
@@ -34,7 +34,7 @@ class ActivationBytes(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What the model reads at a time.
+    """The size of a micro-batch, which the model reads at a time.
 
     tokens: that it computes. attended: of rows, each with the prompt that it shares with others;
     0: nothing is shared. prompts: of the tokens, those of shared prompts. seen: pairs of tokens of
@@ -72,7 +72,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> Activat
 
 
 def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
-    """What one layer keeps."""
+    """Count the bytes that one layer keeps."""
     size = cfg.model.weight_bytes
     trained = not cfg.lora.rank
     found = 2 * _norm_bytes(batch.tokens * dims.hidden, size, trained=trained)
@@ -105,8 +105,9 @@ def _attention_bytes(dims: ModelDims, batch: MicroBatch, size: int) -> int:
 
 
 def _layer_gradients(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
-    """What going back through the last layer adds: gradients of the stream, and of silu(gate) and
-    up before these are freed; and of tied embeddings, until their own layer has its turn.
+    """Count the bytes that going back through the last layer adds: gradients of the stream, and of
+    silu(gate) and up before these are freed; and of tied embeddings, until their own layer has its
+    turn.
     """
     size = cfg.model.weight_bytes
     numbers = batch.tokens * 2 * (dims.hidden + dims.intermediate)
@@ -121,8 +122,9 @@ def _waiting_head(cfg: Config, dims: ModelDims) -> int:
 
 
 def _head_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
-    """Of log-probabilities, going back: hidden states that are asked about and their gradient, the
-    weight's gradient in float32, and logits of a chunk with their probabilities and gradient.
+    """Count the bytes of the head's backward pass: hidden states that are asked about and their
+    gradient, the weight's gradient in float32, and logits of a chunk with their probabilities and
+    gradient.
     """
     size = cfg.model.weight_bytes
     chunk = min(tokens, head_chunk(dims.vocabulary)) * dims.vocabulary

@@ -1,4 +1,4 @@
-"""How many bytes a run holds, by what it asks for: what `oxrl plan` says of memory and disk."""
+"""The bytes that a run holds, by the settings that ask for them: `oxrl plan` on memory and disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """How a thing is cut up.
+    """The cutting up of models over ranks.
 
     world: number of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2)
     and weights (3) are.
@@ -60,7 +60,7 @@ class Ranks(NamedTuple):
     stage: int
 
     def share(self, size: float, since: int) -> int:
-        """Of `size` bytes that are cut up since a stage."""
+        """Return one rank's share of `size` bytes that are cut up from stage `since` on."""
         return int(size) // (self.world if self.stage >= since else 1)
 
 
@@ -111,7 +111,7 @@ def _ranks(cfg: Config) -> Ranks:
 
 
 def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """How many parameters are trained, and how many models lie under adapters."""
+    """Count the parameters that are trained, and the models that lie under adapters."""
     models = 2 if cfg.train.row.has(CRITIC) else 1
     if cfg.lora.rank:
         return models * adapter_parameters(cfg, dims), models
@@ -119,7 +119,7 @@ def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
-    """Of adapters on every linear layer."""
+    """Count the parameters of adapters on every linear layer."""
     queries = dims.queries
     outputs = queries + 2 * dims.keys + dims.hidden + 2 * dims.intermediate + dims.hidden
     inputs = 3 * dims.hidden + queries + 2 * dims.hidden + dims.intermediate
@@ -149,7 +149,7 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
 
 
 def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
-    """What is whole on each rank while it runs: two layers, and what is outside of layers."""
+    """Count the bytes that each rank gathers as it runs: two layers, and all outside of layers."""
     if ranks.stage < 3 or not cfg.train.engine.several_ranks:
         return 0
     whole = dims.parameters - (dims.layers - 2) * dims.layer
@@ -159,7 +159,7 @@ def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
 
 
 def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
-    """What DeepSpeed holds beside weights and optimizer state: in an update, and all the time."""
+    """Count DeepSpeed's bytes beside weights and optimizer state: in an update, and always."""
     if cfg.train.backend != "deepspeed" or ranks.stage == 0:
         return 0, 0
     bucket = BUCKET * FLOAT32
@@ -184,7 +184,7 @@ def persistent_parameters(dims: ModelDims) -> int:
 
 
 def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
-    """What a step makes for a moment, of the largest weight or flat piece of many."""
+    """Count the bytes that a step needs for a moment, for the largest weight or flat piece."""
     if cfg.lora.rank or cfg.fsdp.offload_optimizer or cfg.deepspeed.offload_optimizer:
         return 0  # adapters are small; the rest is stepped in CPU memory
     largest = max(dims.vocabulary, dims.intermediate) * dims.hidden
@@ -197,7 +197,7 @@ def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
 
 
 def sync_bytes(cfg: Config, dims: ModelDims) -> int:
-    """What one delivery sends of weights; of an adapter where that alone travels."""
+    """Count the bytes that a delivery of weights sends; of an adapter where that alone travels."""
     size = cfg.model.weight_bytes
     if cfg.lora.rank and cfg.lora.delivery == "adapter":
         kept = FLOAT32 if cfg.lora.dora else size
@@ -265,7 +265,7 @@ def micro_batch(cfg: Config) -> MicroBatch:
 
 
 def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
-    """Of rows, or pairs of them, that are there before a run: one that has more goes alone."""
+    """Size a micro-batch of rows or pairs that are known before a run; a larger one goes alone."""
     longest = cfg.model.context_length
     if longest is None:
         return MicroBatch(tokens)
@@ -289,14 +289,14 @@ def machine_memory() -> int:
 
 
 def on_cpu(cfg: Config) -> bool:
-    """Where the model will be computed, as far as files tell: PyTorch is not asked."""
+    """True if the model will be computed on the CPU, as far as files tell: PyTorch is not asked."""
     if cfg.run.device == "auto":
         return not any(Path(name).exists() for name in GPU_FILES)
     return cfg.run.device == "cpu"
 
 
 def _shares(cfg: Config) -> bool:
-    """Whether prompts of a group are read once, as far as the configuration tells."""
+    """True if prompts of a group are read once, as far as the configuration tells."""
     if cfg.train.share_prefix != "auto":
         return bool(cfg.train.share_prefix)
     return cfg.rollout.n_samples > 1 and not any(obstacles(cfg))

@@ -63,5 +63,5 @@ def model_bytes(cfg: Config) -> int:
 
 
 def models_trained(cfg: Config) -> int:
-    """How many models of the policy's size training builds: with a critic and a reference."""
+    """Count the models of the policy's size that training builds: with a critic and a reference."""
     return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)

@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 def held_of(cfg: Config, dims: ModelDims) -> Held:
-    """What each trained weight of a run takes, on average.
+    """Compute the bytes that each trained weight of a run takes, on average.
 
     Args:
         dims: of `cfg.model`.

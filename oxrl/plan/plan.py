@@ -21,7 +21,7 @@ Lines = dict[str, str]
 
 
 def plan_text(cfg: Config) -> str:
-    """What a run will do, one `label      text` line each.
+    """Describe what a run will do, one `label text` line each.
 
     Returns:
         Batch equation, totals, data, the reference if there is one, memory per phase and disk.
@@ -182,7 +182,7 @@ def _sizes(cfg: Config) -> Lines:
 
 
 def sync_text(cfg: Config, dims: ModelDims) -> str:
-    """What one delivery of weights sends, and along which route; empty where nothing is sent."""
+    """Describe one delivery of weights: its bytes and its route; empty where nothing is sent."""
     samplers = cfg.samplers
     if not samplers or cfg.recipe != "rl":
         return ""

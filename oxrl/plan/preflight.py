@@ -1,4 +1,4 @@
-"""What can be known before weights are read: looked at by `oxrl plan`, and by a run that begins.
+"""The checks that can be made before weights are read, by `oxrl plan` and by a run that begins.
 
 Each check says in words what it found. It raises an `OxrlError` where the run could not work, and
 `Unknown` where that cannot be told from here.
@@ -75,15 +75,15 @@ MOST_READ = 200_000_000
 
 
 class Unknown(Exception):
-    """What cannot be told from here; the text says why."""
+    """Something cannot be told from here; the text says why."""
 
 
 class Warned(Unknown):
-    """What may go wrong; the text says why, and what to do."""
+    """Something may go wrong; the text says why, and what to do."""
 
 
 class Finding(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     subject: str
     state: Literal["ok", "unknown", "warning", "wrong"]
@@ -92,7 +92,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Prepared:
-    """What the checks found on the way, and later ones need; closing it ends the reward's workers.
+    """Things that checks found on the way, for later ones; closing it ends the reward's workers.
 
     tokenizer: None where it cannot be had. prompts: the first ones of every training file.
     longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried.
@@ -139,7 +139,7 @@ def check_model(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def _folder_of(name: str) -> Path:
-    """Where the files of a model are: its folder, or its snapshot in the hub's cache.
+    """Find the folder with the files of a model: its own, or its snapshot in the hub's cache.
 
     Raises:
         Unknown: it is on the hub, and not in the cache.
@@ -197,7 +197,7 @@ def _architecture(cfg: Config, folder: Path) -> str:
 
 
 def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """Whether prompts can be read once; auto does without where they cannot."""
+    """Check if prompts can be read once; auto does without where they cannot."""
     if not sharing_is_read(cfg):
         return "this algorithm has neither groups nor pairs"
     # Imported here: other recipes try nothing.
@@ -311,7 +311,7 @@ def _read_all(
 
 
 def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
-    """What the recipe of a run reads a data file as, and how.
+    """Return the dataset that the recipe of a run reads a data file as, and its options.
 
     Args:
         name: of the file.
@@ -392,7 +392,7 @@ def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
 
 
 def _find_judge(pool: SinglePool) -> str:
-    """Whether a judge answers, which costs nothing. A run may do without: verdicts are kept.
+    """Check that a judge answers, which costs nothing. A run may do without: verdicts are kept.
 
     Raises:
         Unknown: it does not.
@@ -463,7 +463,7 @@ def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def is_own_loss(cfg: Config) -> bool:
-    """Whether the policy loss is the user's."""
+    """True if the policy loss is the user's."""
     return cfg.recipe == "rl" and is_own(cfg.train.row.gate)
 
 
@@ -493,7 +493,7 @@ def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """What samples on this machine is installed.
+    """Check that the package that samples on this machine is installed.
 
     Raises:
         MissingExtraError: it is not; says what installs it.
@@ -551,7 +551,7 @@ def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def _memory_text(cfg: Config, when: str) -> str:
-    """What a run takes, by phase.
+    """Describe the memory that a run takes, by phase.
 
     Raises:
         Warned: that is more than there is.
@@ -616,7 +616,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -> Finding:
-    """What one of the CHECKS finds, nothing raised."""
+    """Make one of the CHECKS, and return what it finds; nothing is raised."""
     try:
         return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
     except Warned as warned:

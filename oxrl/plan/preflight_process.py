@@ -69,7 +69,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _subjects(cfg: Config) -> list[str]:
-    """What of `LATE` this run has."""
+    """List the subjects of `LATE` that this run has."""
     absent = {
         "device": cfg.run.device != "cuda",
         "prompts": not sharing_is_read(cfg),
@@ -104,7 +104,7 @@ LATE = {
 
 
 def _reply(request: Json, prepared: Prepared) -> Json:
-    """What the check of a request finds."""
+    """Make the check of a request, and return what it finds."""
     from oxrl.plan.preflight import examine
 
     cfg = Config.model_validate(request["config"])

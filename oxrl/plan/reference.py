@@ -11,7 +11,7 @@ from oxrl.tables.preference import METHODS
 
 
 def reference_text(cfg: Config) -> str:
-    """What a run compares the policy with, what that costs, why, and how to do without.
+    """Describe the reference of a run, its cost, why there is one, and how to do without.
 
     A row's default may ask for a reference that nobody thought of: this is told by the plan, and
     at the start of the run. Empty where there is none.
@@ -29,7 +29,7 @@ def reference_text(cfg: Config) -> str:
 
 
 def _reference_model(cfg: Config) -> str:
-    """What the reference is held as, and its size."""
+    """Describe the reference's weights, and their size."""
     if cfg.lora.rank:
         return "the policy with its adapter switched off (no memory of its own)"
     dims = model_dims(cfg.model.name)
