@@ -28,7 +28,7 @@ class Chain:
         self._hash = sha256()
 
     def value(self) -> int:
-        """Of all bytes so far."""
+        """Return the hash of all bytes so far, as a number."""
         return int(self._hash.hexdigest()[:DIGITS], 16)
 
     def add(self, data: bytes) -> None:
@@ -57,7 +57,7 @@ def first_break(lines: Iterable[bytes]) -> int | None:
 
 
 def _fits(chain: Chain, line: bytes) -> bool:
-    """Whether a line is right behind what `chain` holds, which then holds it too."""
+    """True if a line is right behind what `chain` holds, which then holds it too."""
     found = SEALED.search(line)
     if found is None:
         return False

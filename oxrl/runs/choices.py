@@ -1,4 +1,4 @@
-"""What fields that say auto were taken for, noted in the run directory when a run begins.
+"""The values chosen for fields that say auto, noted in the run directory when a run begins.
 
 choices.json   field of the config -> {"value": what it was taken for, "why": in words}
 
@@ -18,14 +18,14 @@ CHOICES_FILE = "choices.json"
 
 @dataclass(frozen=True)
 class Choice:
-    """value: of a field. why: it was chosen."""
+    """A value that a field got, and why."""
 
     value: bool | int
     why: str
 
 
 def noted_choice(run: Path, field: str) -> Choice | None:
-    """What was chosen when the run began; None where nothing was.
+    """Read the value that was chosen when the run began; None where nothing was.
 
     Args:
         run: its directory.

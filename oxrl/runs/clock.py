@@ -1,4 +1,4 @@
-"""Where the seconds of a step went, and the memory."""
+"""The seconds of a step by phase, and the memory of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says while it runs: its progress, and its log messages.
+"""The output of a run while it runs: its progress, and its log messages.
 
 Progress is a line that updates in place on a terminal, one plain line per step anywhere else.
 Watching never breaks what is watched: a closed pipe or a terminal without the right letters costs
@@ -193,7 +193,7 @@ class Console(AbstractContextManager["Console"]):
 
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
-        """When the reader of the pipe went away, send what follows to nowhere.
+        """Send what follows to nowhere once the reader of the pipe went away.
 
         The next writer to this stream, the command itself for one, would fail otherwise.
         """

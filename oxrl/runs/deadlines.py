@@ -1,4 +1,4 @@
-"""How long each phase of a run may keep others waiting, and what is said meanwhile.
+"""The longest time that each phase of a run may keep others waiting, and the messages meanwhile.
 
 A run waits for five kinds of work. Each has seconds of its own; what moves bytes has more of them,
 for each GB, so that a slow disk or network is slow and not dead.
@@ -49,7 +49,7 @@ class Deadline:
 
     @property
     def field(self) -> str:
-        """What a user raises."""
+        """The field of the config that a user raises."""
         return f"run.deadlines.{self.phase}"
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Of all phases.
+    """The deadlines of all phases.
 
     seconds: of each, before bytes are counted. seconds_per_gb: added where bytes are moved.
     """
@@ -80,7 +80,7 @@ class Deadlines:
         return cls(alike, seconds_per_gb)
 
     def of(self, phase: Phase, nbytes: int = 0) -> Deadline:
-        """Of one piece of work.
+        """Return the deadline of one piece of work.
 
         Args:
             nbytes: that it moves, as far as that is known.

@@ -165,7 +165,7 @@ BEFORE_CONFIG = {
 
 @dataclass
 class Review:
-    """What a run reads, compared with what it read when it started.
+    """A comparison of what a run reads with what it read when it started.
 
     changes: of inputs. new: names of inputs that nothing was noted of. noted: file of the run
     directory -> what to note there.
@@ -253,7 +253,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was started in `folder`, healthy or not.
+    """True if a run was started in `folder`, healthy or not.
 
     Raises:
         RunDirectoryError: that cannot be seen.
@@ -337,7 +337,7 @@ def _look(
     accept: Collection[str],
     review: Reviewer | None,
 ) -> Start:
-    """What starts here: nothing is written before it is known to be allowed."""
+    """Find out what starts here: nothing is written before it is known to be allowed."""
     entries = _entries(directory)
     started = "config.yaml" in entries
     foreign = sorted(entries - BEFORE_CONFIG)
@@ -621,7 +621,7 @@ class Start:
             )
 
     def remarks(self) -> list[str]:
-        """What the user should know of the differences of this start."""
+        """List what the user should know of the differences of this start."""
         found: list[str] = []
         if self.doubt:
             path = self.directory / "result.json"

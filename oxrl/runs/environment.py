@@ -1,4 +1,4 @@
-"""What a run ran on: enough to explain later why two runs differ, and no secret."""
+"""The surroundings of a run: enough to explain later why two runs differ, and no secret."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def git_state(directory: Path) -> Json | None:
 
 
 def git_diff(directory: Path) -> str:
-    """How tracked files of the repository around `directory` differ from its commit, masked.
+    """Return the diff of the repository around `directory` against its commit, masked.
 
     Returns:
         Empty outside of git and where nothing differs. Where it cannot be had, or is longer than
@@ -123,7 +123,7 @@ def git_diff(directory: Path) -> str:
 
 
 def command_line(extra: Sequence[str] = ()) -> str:
-    """How this program was called, ready for a shell and without secrets.
+    """Return the command line of this program, ready for a shell and without secrets.
 
     Args:
         extra: arguments to add where they are not there yet.

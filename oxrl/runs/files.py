@@ -1,4 +1,4 @@
-"""How a run's files are written and read: whole or absent, one JSON object per line, by no link.
+"""Reading and writing of a run's files: whole or absent, one JSON object per line, by no link.
 
 Others may write in a run's directory. A link in it could lead anywhere, so nothing here follows one
 to write or to delete: what stands under a name is looked at, or removed, as a link.
@@ -207,7 +207,7 @@ def encode_line(record: Record) -> bytes:
 
 
 def read_records(path: Path) -> Iterator[Json]:
-    """Every complete line of the file; none if it is missing, nor a last one cut by a crash.
+    """Yield every complete line of a file, not a last one cut by a crash; none of a missing file.
 
     Raises:
         RunDirectoryError: a complete line is not a JSON object; names file and byte.
@@ -273,7 +273,7 @@ def json_object(line: bytes) -> Json | None:
 
 
 def line_starts_at(path: Path, offset: int) -> bool:
-    """Whether `offset` is the start of the file or follows a newline."""
+    """True if `offset` is the start of the file or follows a newline."""
     with path.open("rb") as file:
         file.seek(max(0, offset - 1))
         return offset == 0 or file.read(1) == b"\n"

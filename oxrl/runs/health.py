@@ -1,4 +1,4 @@
-"""Whether a run learns at all: what goes on without an error and can teach nothing gets a name.
+"""Warnings of a run that does not learn: what raises no error and can teach nothing gets a name.
 
 A warning is told once per cause, when it has held for some optimizer steps in a row. Nothing here
 is computed for a run but from its own lines of metrics, and a resumed run reads the lines that it
@@ -72,7 +72,7 @@ class Health:
 
 
 class Verdict(NamedTuple):
-    """What a check says of a whole run.
+    """The verdict of a check on a whole run.
 
     state: ok, warning (since `step`), or unknown where its numbers were never measured. does: what
     it did in the run: warn, stop or off. page: where it is explained.
@@ -88,7 +88,7 @@ class Verdict(NamedTuple):
 
 
 def page_of(name: str) -> str:
-    """Where a sign is explained."""
+    """Return the place in the documentation where a sign is explained."""
     return f"docs/health.md#{name}"
 
 

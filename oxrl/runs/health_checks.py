@@ -133,7 +133,7 @@ def uniform(seen: Seen) -> bool:
 
 
 def _parts_differ(line: Metrics) -> bool:
-    """Whether responses are told apart by parts of the reward whose sums are equal."""
+    """True if responses are told apart by parts of the reward whose sums are equal."""
     return line.get("reward/zero_variance_groups", 1.0) < 1
 
 

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal: a few lines that stand in place while it goes on.
+"""The view of a run on a terminal: a few lines that stand in place while it goes on.
 
 On a narrow terminal it is one line. Everything that is drawn is drawn when something happens: no
 thread runs beside the training.
@@ -81,7 +81,7 @@ class LiveView:
         self._draw()
 
     def work(self, text: str) -> None:
-        """How far a long piece of work is."""
+        """Show how far a long piece of work is."""
         self._work = text
         self._draw()
 

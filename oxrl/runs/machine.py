@@ -1,4 +1,4 @@
-"""What the machine can do at best, tried for some tens of milliseconds when a run starts."""
+"""The speed of the machine at best, tried for some tens of milliseconds when a run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine refuses, said as an error of ours: a full disk, no memory and the like.
+"""Refusals of the machine, told as an error of ours: a full disk, no memory and the like.
 
 Such an error can come from any line. Where one leaves a run or a command it is told in words, with
 what is safe and what to do. Everything else is a bug and keeps its traceback.
@@ -51,7 +51,7 @@ def explained() -> Iterator[None]:
 
 
 def fault_of(error: BaseException) -> MachineError | None:
-    """What an error says of the machine, in words; None where it says something else."""
+    """Translate an error that the machine is the cause of into words; None for any other."""
     text = str(error).strip().partition("\n")[0][:300] or type(error).__name__
     number = error.errno if isinstance(error, OSError) else None
     said = str(error).lower()

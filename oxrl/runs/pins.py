@@ -1,4 +1,4 @@
-"""What a run was started with besides its configuration: which bytes, noted once and compared.
+"""The inputs of a run besides its configuration: their bytes, noted once and compared.
 
 inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
               "mtime_ns", "inode"}}}; of code what it uses is among the files
@@ -49,7 +49,7 @@ class Input:
 
 @dataclass(frozen=True)
 class InputChange:
-    """What became of an input since the run started, in words."""
+    """A change of an input since the run started, in words."""
 
     name: str
     then: str
@@ -57,7 +57,7 @@ class InputChange:
 
 
 def pin(given: Input, known: Json | None) -> Json:
-    """What is known of an input now; hashes of large files are taken over where they still hold.
+    """Describe an input as it is now; hashes of large files are taken over where they still hold.
 
     Raises:
         DataError: a file of it cannot be read.
@@ -89,7 +89,7 @@ def _pin_file(path: Path, known: Json | None) -> Json:
 
 
 def input_changes(given: Input, then: Json, now: Json) -> Iterator[InputChange]:
-    """How an input differs from what it was."""
+    """Yield the differences between an input and what it was."""
     gone = then["files"] and not now["files"]
     if gone or then["commit"] != now["commit"]:
         yield InputChange(given.name, _described(then), f"{_described(now)} (from {os.getcwd()})")
@@ -114,7 +114,7 @@ def _short(known: Json | None) -> str:
 
 
 def read_noted(run: Path, name: str) -> Json:
-    """What a file of pins in the run directory says; nothing where there is none.
+    """Read a file of pins in the run directory; empty where there is none.
 
     Raises:
         RunDirectoryError: it is not what was written there.
@@ -134,12 +134,12 @@ def read_noted(run: Path, name: str) -> Json:
 
 
 def _is_identity(value: object) -> bool:
-    """Whether it is a SHA-256 or a commit."""
+    """True if it is a SHA-256 or a commit."""
     return isinstance(value, str) and IDENTITY.fullmatch(value) is not None
 
 
 def _is_pin(value: object) -> bool:
-    """Whether it is what `pin` gives."""
+    """True if it has the form of what `pin` returns."""
     if not isinstance(value, dict) or not {"where", "commit", "files"} <= value.keys():
         return False
     texts: list[object] = [value["where"], value["commit"] or ""]

@@ -162,7 +162,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             raise _cannot_record(self._folder, error) from error
 
     def _line_end(self, name: str, offset: int) -> int:
-        """Where to cut the file called `name` that had `offset` bytes when it was checkpointed."""
+        """Find where to cut the file called `name`, which had `offset` bytes at the checkpoint."""
         path = self._folder / name
         if line_starts_at(path, offset):
             return offset
@@ -247,7 +247,7 @@ def _require_unchanged(path: Path, content: bytes, chain: int) -> None:
 
 
 def _is(path: Path, known: os.stat_result) -> bool:
-    """Whether a path, not followed if it is a link, is what `known` was taken of."""
+    """True if a path, not followed if it is a link, is the file that `known` was taken of."""
     try:
         return os.path.samestat(os.lstat(path), known)
     except OSError:

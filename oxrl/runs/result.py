@@ -1,4 +1,4 @@
-"""Whether a run is finished: result.json says so, and the checkpoints and metrics.jsonl agree."""
+"""The end of a run: result.json says that it is reached, checkpoints and metrics.jsonl agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULT_FILE = "result.json"
 
 
 def is_finished(run: Path, steps: int) -> tuple[bool, str]:
-    """Whether nothing is left to do, and why result.json is not believed where it says so.
+    """Return True if nothing is left to do; and why result.json is not believed where it says so.
 
     Args:
         run: its directory.
@@ -39,7 +39,7 @@ def is_finished(run: Path, steps: int) -> tuple[bool, str]:
 
 
 def _why_doubted(run: Path, step: int, result: Json) -> str:
-    """What checkpoints and metrics say against a result of `step` steps; empty if nothing."""
+    """Say what checkpoints and metrics hold against a result of `step` steps; empty if nothing."""
     newest = latest_checkpoint(run / "checkpoints")
     if newest is None or newest.step != step:
         found = "there is no checkpoint" if newest is None else f"the newest is {newest.path.name}"

@@ -1,4 +1,4 @@
-"""What is shown of a step beside its numbers: a sample, where its time went."""
+"""The words about a step beside its numbers: a sample, and where its time went."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _one_line(value: object) -> str:
 
 
 def phase_shares(metrics: Metrics) -> list[str]:
-    """What a step's time went into, for phases that took a tenth of it or more."""
+    """List the shares of a step's time, for phases that took a tenth of it or more."""
     total = metrics.get("time/step_s", 0.0)
     found: list[str] = []
     for name, keys in PHASES.items():
@@ -38,7 +38,7 @@ def phase_shares(metrics: Metrics) -> list[str]:
 
 
 def efficiency(metrics: Metrics) -> list[str]:
-    """How much of the machine a step used, and how much of that was wasted, where it is known."""
+    """Say how much of the machine a step used, and how much of that was wasted, if known."""
     found: list[str] = []
     for name, key in (("MFU", "throughput/mfu"), ("wasted", "waste/total")):
         if key in metrics:

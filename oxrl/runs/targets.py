@@ -1,4 +1,4 @@
-"""What a command is pointed at: a run, a checkpoint of one, or a model."""
+"""The target of a command: a run, a checkpoint of one, or a model."""
 
 from __future__ import annotations
 

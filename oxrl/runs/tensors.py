@@ -37,7 +37,7 @@ def save_tensors(tensors: TensorMap, path: Path, metadata: Mapping[str, str] | N
 
 
 def load_tensors(path: Path) -> Tensors:
-    """What `save_tensors` wrote.
+    """Read what `save_tensors` wrote.
 
     Raises:
         RunDirectoryError: it is not what was written there.

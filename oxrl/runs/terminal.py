@@ -7,7 +7,7 @@ import sys
 
 
 def on_terminal() -> bool:
-    """Whether somebody looks at standard error who did not ask for plain text."""
+    """True if somebody looks at standard error who did not ask for plain text."""
     stream = sys.stderr
     if stream is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False

@@ -1,4 +1,4 @@
-"""How long a wait may last: until a signal asks to stop, or until nothing has come for too long."""
+"""The end of a wait: a signal asks to stop, or nothing has come for too long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Patience:
 
     @property
     def slice_s(self) -> float:
-        """How long to wait until the next look, in seconds."""
+        """The seconds to wait until the next look."""
         left = self._answered + self.deadline_s - monotonic()
         return min(LOOK_S, max(left, 0.0))
 
