@@ -124,7 +124,7 @@ def first_draws(
 
 
 class Shares:
-    """Whose turn it is among sources with `ratios` (positive, scaled to sum 1).
+    """The order in which sources with `ratios` (positive, scaled to sum 1) take turns.
 
     Draw by draw the source furthest behind its share is next, the first one on a tie. After n draws
     a source has been drawn within one draw of ratio * n times for two sources (within the number of

@@ -36,7 +36,7 @@ class PromptDataset(Dataset[Prompt]):
 
     @classmethod
     def check(cls, record: Record, first: Record) -> None:
-        """A file of mixed layouts is a mistake in its making: say so rather than guess."""
+        """Refuse a file of mixed layouts, which is a mistake in its making, rather than guess."""
         for key in ("prompt", "answer"):
             expected = key in first.fields
             if (key in record.fields) != expected:
@@ -100,7 +100,7 @@ class AnsweredPrompts(PromptDataset):
 
     @classmethod
     def check(cls, record: Record, first: Record) -> None:
-        """Rows to imitate may have any of their layouts."""
+        """Accept every record: rows to imitate may have any of their layouts."""
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
