@@ -47,7 +47,7 @@ def cumulative_sum(values: Tensor) -> Tensor:
         values: [n, V], on any device; a gradient passes through.
 
     Returns:
-        Of the same shape, dtype and device.
+        A tensor of the same shape, dtype and device.
     """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(1).to(values.device)

@@ -218,7 +218,7 @@ def compared_scores(scores: RowLogprobs, rows: Rows, compared: Compared) -> RowL
         compared: which tokens are.
 
     Returns:
-        Of each row 0.0, for its first token, and the scores of those that are compared, in order.
+        For each row 0.0, for its first token, and the scores of those that are compared, in order.
     """
     if compared == EVERYTHING:
         return scores
@@ -239,7 +239,7 @@ def count_scored(rows: Rows, compared: Compared = EVERYTHING) -> int:
 
 
 def differences(found: RowLogprobs, expected: RowLogprobs) -> Tensor:
-    """Found less expected, over the scored tokens of all rows; the first entry of a row is not one.
+    """Subtract `expected` from `found`, over all scored tokens; the first of a row is not scored.
 
     Args:
         found, expected: log-probabilities in nats, of the same rows.
@@ -402,14 +402,14 @@ def perturb(tensor: Tensor, strength: float = 1.0) -> Tensor:
     """Another tensor of the same scale, changed everywhere.
 
     The rows of a matrix move on by one; a vector grows, and a matrix of equal rows, such as one of
-    zeros. Of all, `strength` is the new share.
+    zeros. `strength` is the share of it that is new.
 
     Args:
         tensor: a weight; not changed.
         strength: above 0; 1: all of it is new; more: as much further away.
 
     Returns:
-        Of the same shape, dtype and device.
+        A tensor of the same shape, dtype and device.
     """
     other = tensor.roll(1, 0)
     if tensor.ndim < 2 or torch.equal(other, tensor):

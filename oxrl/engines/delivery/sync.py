@@ -279,7 +279,7 @@ class WeightSync:
         return getattr(self.sampler, "members", alone)
 
     def _check_still_held(self) -> None:
-        """The samples since the last delivery came from what was delivered."""
+        """Check that samples since the last delivery came from the weights delivered then."""
         for name, member in self._members().items():
             if name not in self._held:
                 continue
@@ -296,7 +296,7 @@ class WeightSync:
                 )
 
     def _refresh_probe(self) -> None:
-        """Newer samples for the probe, and newer limits, every few deliveries."""
+        """Take newer samples for the probe, and newer limits, every few deliveries."""
         aged = self._deliveries - self._calibrated >= REFRESH
         newer = bool(self._newest.rows) and not self._on_samples
         if not (newer or aged):
@@ -422,7 +422,7 @@ class WeightSync:
         )
 
     def _calibrate(self) -> Distance:
-        """Limits for the real weights as they are now."""
+        """Compute the limits for the real weights as they are now."""
         found = self._allowed(self._two_forwards(0.0))
         self._limits = found
         self._calibrated = self._deliveries
@@ -485,7 +485,7 @@ def _beyond(distances: Mapping[str, Distance], allowed: Distance) -> bool:
 
 
 def _check_distances(distances: Mapping[str, Distance], allowed: Distance) -> Distance:
-    """Each statistic of the members' distances at its worst.
+    """Check the members' distances; return each statistic at its worst.
 
     Raises:
         WeightSyncError: one of a member's is beyond its limit.
@@ -503,7 +503,7 @@ def _check_distances(distances: Mapping[str, Distance], allowed: Distance) -> Di
 
 
 def check_same(expected: Fingerprints, found: Fingerprints, stage: Stage) -> None:
-    """Names and fingerprints of a copy are those of what it was made from.
+    """Check that a copy has the names and fingerprints of what it was made from.
 
     Args:
         expected: name -> fingerprint.

@@ -48,7 +48,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def refuse_silence(address: str) -> None:
-    """Ray itself tries an address that nobody answers at for minutes, and says little then.
+    """Refuse an address that no head answers at: Ray tries it for minutes, and says little then.
 
     Raises:
         ConfigError: nobody listens there, or it is no head of a Ray cluster.
@@ -124,7 +124,7 @@ class HeadWatch:
         return place is None or listens(*place)
 
     def check(self) -> None:
-        """Return where the head was seen not too long ago.
+        """Check that the head was seen not too long ago.
 
         Raises:
             LostClusterError: it was not.
@@ -139,7 +139,7 @@ class HeadWatch:
             )
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._over.set()
 
     def _look(self) -> None:
@@ -160,6 +160,6 @@ class LastWords:
         )
 
     def close(self) -> None:
-        """Nothing is to be said."""
+        """Stop the process without its saying anything."""
         with suppress(BrokenPipeError):
             self._process.communicate(b"\n", timeout=CONNECT_S)

@@ -90,7 +90,7 @@ class ModelActorPool(RewardModelPool):
 
     @property
     def inline(self) -> bool:
-        """It scores in processes of its own, while others sample."""
+        """False: it scores in processes of its own, while others sample."""
         return False
 
     def start(self, patience: Patience | None = None) -> None:

@@ -22,7 +22,7 @@ from oxrl.errors import LostActorError
 
 
 class RolloutActor(EngineActor):
-    """One in a Ray actor, which training ranks may send weights to."""
+    """An engine's process as a Ray actor, which training ranks may send weights to."""
 
     def build(self, directory: str, build: BuildEngine) -> int:
         version = super().build(directory, build)
@@ -88,7 +88,7 @@ class RayRollouts(RolloutWorkers):
         return answers, broken
 
     def received(self, answers: Sequence[Fingerprints], weights: Weights) -> Fingerprints:
-        """Every worker has loaded what was sent to all.
+        """Note that every worker has loaded what was sent to all, and prove it of each.
 
         Args:
             answers: the fingerprints of each.

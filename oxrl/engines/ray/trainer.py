@@ -114,7 +114,7 @@ class RankActor:
     def call(
         self, engine: str, function: Callable[..., Any], inputs: Sequence[Any], deadline: Deadline
     ) -> Any:
-        """Every rank calls, and waits so long for the others; rank 0 returns what it got."""
+        """Call a function on this rank, with a deadline for the others; rank 0 has the value."""
         with self._ranks.within(deadline, function.__name__):
             found = call_on(self._engines[engine], function, inputs)
         return found if self._first else None
@@ -158,7 +158,7 @@ class RankActor:
             torch.cuda.empty_cache()
 
     def make_model(self, new_model: NewModel) -> None:
-        """Rank 0 makes a model for `score_copy`, before anybody waits for it in a collective."""
+        """Make a model for `score_copy` on rank 0, before anybody waits for it in a collective."""
         if self._first:
             self._model = new_model()
 

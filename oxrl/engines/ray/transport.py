@@ -125,7 +125,7 @@ class RayTransport:
         return Brought(self._new_images, self._rollouts.contents(names))
 
     def _meet(self) -> str:
-        """Lay lines between the ranks and the actors there are; why that failed, or nothing."""
+        """Lay lines between ranks and actors, where there are none; return why that failed."""
         rollouts = self._rollouts
         here = [worker.actor for worker in rollouts.workers]
         if self._met is not None and self._met == here:
@@ -207,7 +207,7 @@ def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | Non
 def seating(
     senders: Sequence[End], receivers: Sequence[End], call: Call
 ) -> tuple[list[int], list[list[list[Seat]]]]:
-    """Who sits where: a line for each rank.
+    """Give each process a seat on each of its lines; every rank has a line.
 
     Returns:
         (how many receive on each line, the seats of each process of each receiver).

@@ -138,7 +138,7 @@ Heard = Callable[[Finished], object]
 
 
 def unheard(finished: Finished) -> None:
-    """Nobody waits for single responses.
+    """Drop a finished request: nobody waits for single responses.
 
     Args:
         finished: is dropped.

@@ -100,7 +100,7 @@ class RowCache(Cache):
         return keys[: self._active, :, : self._span], values[: self._active, :, : self._span]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Position ids are always given, so nothing depends on this number."""
+        """Return a length that nothing depends on, because position ids are always given."""
         return self._span
 
 

@@ -33,7 +33,7 @@ MOST_ANSWER = 1 << 30
 
 
 class Wanted(Patience):
-    """Waits for as long as a process is wanted: who asked it says how long that is."""
+    """Patience that lasts until the process is ended: who asked it says how long that is."""
 
     def look(self, what: str) -> None:
         if self._cancelled:
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     name: str
 
     def remote(self, *inputs: Any) -> Future[Any]:
-        """Have it called once what was asked before is done."""
+        """Queue the call behind those that were asked for before."""
         return self.process.calls.submit(self.process.ask, self.name, inputs)
 
 
@@ -92,7 +92,7 @@ class HostProcess:
         return answer
 
     def end(self) -> None:
-        """Kill it and all that it started; who waits for an answer is told that none comes."""
+        """Kill the process and all that it started; calls that wait for an answer are cancelled."""
         self._wanted.cancel()
         self.calls.shutdown(cancel_futures=True)
         self._worker.end()
@@ -150,7 +150,7 @@ class ThisMachine:
         return laid
 
     def await_place(self, place: None, deadline: Deadline) -> None:
-        """There is room."""
+        """Return at once: there is room."""
 
     def close(self) -> None:
         """End every process, and give the memory of the weights back."""

@@ -40,11 +40,11 @@ class Prompts:
         self._prefilled: dict[TokenIds, Prefilled] = {}
 
     def expect(self, request: Request) -> None:
-        """One request more waits for its prompt."""
+        """Note that one request more waits for its prompt."""
         self._waiting[prompt_of(request)] += 1
 
     def forget(self, request: Request) -> None:
-        """One request less waits for its prompt; after the last one the prompt is dropped."""
+        """Note that one request less waits for its prompt; without any the prompt is dropped."""
         prompt = prompt_of(request)
         self._waiting[prompt] -= 1
         if self._waiting[prompt] == 0:

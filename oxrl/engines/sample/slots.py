@@ -34,7 +34,7 @@ class Slots:
         top_k       int64, 0 keeps all; 0 for greedy rows
         temperature, stochastic, top_p   float32; 1, 0, 1 for greedy rows, stochastic 1 for others
 
-    `stops` [rows, S] int64 holds the stop tokens, filled up with -1. Of the responses, `tokens`
+    `stops` [rows, S] int64 holds the stop tokens, filled up with -1. The responses are in `tokens`
     [rows, R] int64, `logprobs` [rows, R] float32 (nats) and `versions` [rows, R] int64.
 
     Args:

@@ -229,7 +229,7 @@ class VllmEngine(Sampler):
         return started
 
     def _check_heads(self) -> None:
-        """vLLM's CPU attention takes some sizes only, and says so late, by a number."""
+        """Refuse a size of heads that vLLM's CPU attention would refuse late, by a number."""
         attention = vllm_module("v1.attention.backends.cpu_attn").CPUAttentionBackend
         known = attention.get_supported_head_sizes()
         size = self._engine.model_config.get_head_size()
@@ -388,7 +388,7 @@ class VllmEngine(Sampler):
         return {name: joined(held) for name, held in pieces.items()}
 
     def _load(self, buckets: Buckets) -> Exception | None:
-        """Load until the end, or until vLLM fails: what it said."""
+        """Load until the end, or until vLLM fails; return its error."""
         for bucket in buckets:
             try:
                 self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
@@ -533,7 +533,7 @@ def _folder(model: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 @contextmanager
 def _noise_to(log_file: str) -> Iterator[None]:
-    """vLLM's messages go to the file; inside the block, so does what this process prints."""
+    """Send vLLM's messages to the file and, inside the block, what this process prints."""
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -16,7 +16,7 @@ from oxrl.engines.sample.vllm_worker import vllm_module
 
 
 def keep_weights_plain() -> None:
-    """From now on vLLM's layers on a CPU multiply by the weight itself."""
+    """Have vLLM's layers on a CPU multiply by the weight itself from now on."""
     utils = vllm_module("model_executor.layers.utils")
     packs = utils.dispatch_cpu_unquantized_gemm
 

@@ -76,7 +76,7 @@ class WorkerExtension:
             model.compute_logits = partial(_without, model.compute_logits, tokens)
 
     def oxrl_keep_base(self, model: str, options: LoadOptions, scale: float) -> None:
-        """From now on adapters are loaded, which are merged into these weights, kept on the CPU."""
+        """Keep these weights on the CPU, and from now on merge adapters into them."""
         base = load_policy(model, options).named_parameters()
         self.oxrl_base = {name: weight.detach() for name, weight in base}
         prints = {name: fingerprint(weight) for name, weight in self.oxrl_base.items()}
@@ -126,7 +126,7 @@ class WorkerExtension:
         self.oxrl_receiver = receiver(meeting, own, address=address, device=self.device)
 
     def oxrl_receive(self) -> None:
-        """Load everything that they send."""
+        """Load everything that the training ranks send."""
         if self.oxrl_receiver is None:
             raise LineError(f"{LINE_BROKE} is not laid")
         with closing(self.oxrl_receiver.buckets()) as buckets:

@@ -402,7 +402,7 @@ class RolloutWorkers:
         return self._waits.of(phase, self._nbytes)
 
     def _prove(self, worker: RolloutWorker, fingerprints: Fingerprints) -> None:
-        """The worker has the version, the tensors that every actor holds, and scores as they do."""
+        """Check that a worker has the others' version and tensors, and scores as they do."""
         found = worker.call(weight_version)
         if found != self._version:
             raise WeightSyncError(f"{worker.name} serves version {found}, not {self._version}")

@@ -194,7 +194,7 @@ class FsdpTrainer(LocalTrainer):
 
 
 def _take(whole: Tensor, own: Tensor, parameter: Tensor) -> list[dist.Work | None]:
-    """Begin to fill a weight with the rows that every rank holds of it; what to wait for."""
+    """Begin to fill a weight with the rows that every rank holds; return what to wait for."""
     if not isinstance(parameter, DTensor):
         whole.copy_(own)
         return []

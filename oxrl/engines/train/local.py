@@ -202,7 +202,7 @@ class LocalTrainer(Trainer):
         self._adam.state[master] = state
 
     def _empty_kept(self, name: str, kind: str, master: Parameter) -> Tensor:
-        """Room for what is kept of a weight."""
+        """Make an empty tensor for what the optimizer keeps of a weight."""
         kept = KINDS[kind]
         if kept.dtype is None:
             dtype = torch.promote_types(master.dtype, torch.float32)

@@ -20,7 +20,10 @@ PRICES = {"cpu": 128, "cuda": 2048}
 
 
 class MicroBatch(NamedTuple):
-    """units: int64 indices of rows or pairs, [n]; length: tokens of the longest row."""
+    """A micro-batch of one rank.
+
+    units: int64 indices of rows or pairs, [n]; length: tokens of the longest row.
+    """
 
     units: Tensor
     length: int
@@ -217,8 +220,8 @@ def own_share(
     """Yield the parts of the batch that this rank reads.
 
     Every rank gets as many micro-batches, so that all call collectives alike: one that has fewer
-    sits the last ones out, without rows, on two tokens of nobody's data, none of them trained. Of a
-    batch without rows all get one such, which tells what there would be.
+    sits the last ones out, without rows, on two tokens of nobody's data, none of them trained. If
+    the batch has no rows, all get one such, which tells what there would be.
 
     A vision tower is run where there are images, and ranks have to run it alike. So where one rank
     has some, the others read a row with images beside their own, of which nothing is trained.

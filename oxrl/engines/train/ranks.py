@@ -27,7 +27,7 @@ class CollectivePatience:
         self._failed: tuple[BaseException, Deadline] | None = None
 
     def set(self, deadline: Deadline) -> None:
-        """From now on."""
+        """Set the deadline from now on."""
         self.deadline = deadline
         wait = timedelta(seconds=deadline.seconds)
         # Engines make groups of their own beside the one of all ranks.
@@ -35,7 +35,7 @@ class CollectivePatience:
             distributed_c10d._set_pg_timeout(wait, group)  # pyright: ignore[reportPrivateUsage]
 
     def failed(self, error: BaseException) -> None:
-        """An error passes by; when it first does, it is about the deadline of now."""
+        """Remember the deadline that held when an error was first seen."""
         if self._failed is None or self._failed[0] is not error:
             self._failed = (error, self.deadline)
 
@@ -76,7 +76,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Rank 0 owns the run directory and writes every file."""
+        """True on rank 0, which owns the run directory and writes every file."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Ranks:
         return values
 
     def wait(self, passing: Iterable[dist.Work | None]) -> None:
-        """Until tensors on their way between two ranks are there, as long as in a collective.
+        """Wait for tensors on their way between two ranks, as long as in a collective.
 
         Args:
             passing: what `isend` and `irecv` returned.

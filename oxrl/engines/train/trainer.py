@@ -475,7 +475,7 @@ class Trainer(ABC):
         weights: FileLayouts | None,
         refused: OSError | SafetensorError | None,
     ) -> None:
-        """Write what belongs beside the tensors, and is small.
+        """Write the small files that belong beside the tensors.
 
         Args:
             refused: what the disk said to weights that are there by now.
@@ -638,7 +638,7 @@ class AdapterOff:
 
 
 def _has_trained_token(batch: TrainBatch) -> bool:
-    """Position 0 is never trained: nothing predicts it."""
+    """True if a token is trained; position 0 never is, because nothing predicts it."""
     return bool(batch.inputs.response_mask[:, 1:].any())
 
 

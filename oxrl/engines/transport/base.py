@@ -58,7 +58,7 @@ class Arrived(NamedTuple):
     """Fingerprints that a sampler answers with.
 
     tensors: of what arrived. made: of weights that it made of an adapter and what is under it;
-    base: of what is. Of samplers that make nothing both are empty.
+    base: of what is. Both are empty where a sampler makes nothing.
     """
 
     tensors: Fingerprints

@@ -1,4 +1,4 @@
-"""Policy and sampler are called from here: weights go from hand to hand, in this process."""
+"""Delivery in this process, which calls both policy and sampler: weights go from hand to hand."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Sender:
         return Sent(size, sent, most, broken)
 
     def _settle(self, waiting: list[Action]) -> str:
-        """Wait until what was sent has arrived; why it broke, or nothing."""
+        """Wait until what was sent has arrived; return why it broke, or nothing."""
         broken = ""
         while waiting and not broken:
             broken = _why_broken(waiting.pop())
@@ -146,7 +146,7 @@ def _made(given: Bucket | Whole, copy: Copy) -> Whole:
 
 
 def _begin(line: Line, whole: Whole, waiting: list[Action]) -> str:
-    """Begin to send a bucket; why it broke, or nothing."""
+    """Begin to send a bucket; return why it broke, or nothing."""
     return _why_broken(lambda: waiting.append(line.send(whole)))
 
 

@@ -89,7 +89,7 @@ class Line:
         self._careful(meet)
 
     def send(self, whole: Whole) -> Action:
-        """Begin to send a bucket; what waits until it has arrived."""
+        """Begin to send a bucket; return what waits until it has arrived."""
         shapes = [(name, list(tensor.shape)) for name, tensor in whole.bucket]
         dtype = str(whole.memory.dtype).removeprefix("torch.")
         header = json.dumps({"dtype": dtype, "tensors": shapes}).encode()
@@ -125,7 +125,7 @@ class Line:
         return whole.bucket
 
     def _careful(self, work: Callable[[], Any]) -> Any:
-        """Do something that talks to the others.
+        """Call something that talks to the others.
 
         Raises:
             LineError: it failed; the line is cut, so that it fails at the others too.
@@ -155,14 +155,14 @@ class Line:
         return text.numpy().tobytes()
 
     def _give(self, payload: Tensor) -> Action:
-        """The call itself, of who sends; what waits until it is done."""
+        """Send the tensors themselves; return what waits until that is done."""
         if self._call == "ipc":
             self._say(_handle(payload))
             return lambda: self._headers.barrier().wait()
         return self._tensors.broadcast(payload, SENDER).wait
 
     def _take(self, payload: Tensor) -> None:
-        """The call itself, of who receives."""
+        """Receive the tensors themselves."""
         if self._call == "ipc":
             payload.copy_(_opened(self._hear(), payload.device, len(payload)))
             torch.cuda.synchronize()
