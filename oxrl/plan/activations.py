@@ -88,7 +88,7 @@ def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
 
 
 def _norm_bytes(numbers: int, size: int, *, trained: bool) -> int:
-    """Input in float32, and normalised where the weight has a gradient."""
+    """Count a norm's bytes: its input in float32, and normalised where its weight is trained."""
     return numbers * (FLOAT32 + size * trained)
 
 
@@ -115,7 +115,7 @@ def _layer_gradients(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
 
 
 def _waiting_head(cfg: Config, dims: ModelDims) -> int:
-    """Gradient of the head that waits for that of the embeddings, where they are one."""
+    """Count the gradient of tied embeddings as a head, which waits for that of the embeddings."""
     if not dims.tied or cfg.lora.rank or cfg.recipe == "reward_model":
         return 0
     return dims.vocabulary * dims.hidden * cfg.model.weight_bytes

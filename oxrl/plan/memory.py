@@ -169,7 +169,7 @@ def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]
 
 
 def persistent_parameters(dims: ModelDims) -> int:
-    """Matrices that stage 3 leaves whole."""
+    """Count the parameters that stage 3 leaves whole: those of small weights."""
     outputs = (
         dims.queries,
         dims.queries,
@@ -239,7 +239,7 @@ def rows_no_longer(cfg: Config, tokens: int) -> Config:
 
 
 def micro_batch(cfg: Config) -> MicroBatch:
-    """The largest that a rank reads at a time, with the longest rows."""
+    """Size the largest micro-batch of a rank, with the longest rows."""
     tokens = micro_batch_tokens(cfg, on_cpu=on_cpu(cfg))
     if cfg.recipe != "rl":
         return _of_given_rows(cfg, tokens)

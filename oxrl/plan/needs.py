@@ -23,7 +23,8 @@ def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
         dims: of `cfg.model`.
 
     Returns:
-        Of a device; on a CPU of all training ranks and all that Python needs, for they share it.
+        Bytes of a device; on a CPU of all training ranks and all that Python needs, for they
+        share it. The words follow.
     """
     phases, _, offloaded, _ = memory(cfg, dims)
     here = on_cpu(cfg)

@@ -59,7 +59,7 @@ def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
         dims: of `cfg.model`.
 
     Returns:
-        Of linear layers in four bits where they are held so; experts, head, embeddings and norms
+        Linear layers count in four bits where they are held so; experts, head, embeddings and norms
         are in `model.dtype` in any case.
     """
     size = cfg.model.weight_bytes

@@ -124,7 +124,7 @@ Check = Callable[[Config, Prepared, Patience], str]
 
 
 def check_model(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The model's files are here and whole, and transformers has such a language model."""
+    """Check that the model's files are here and whole, and of a kind that transformers has."""
     name = cfg.model.name
     if is_builtin(name):
         return f"{name}, built in"
@@ -210,7 +210,7 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
 
 
 def _as_it_is_here(cfg: Config) -> Config:
-    """With the model's folder; asking the hub for news takes its time where there is no network."""
+    """Return the configuration with the model's folder, so that the hub need not be asked."""
     name = cfg.model.name
     if is_builtin(name):
         return cfg
@@ -219,7 +219,7 @@ def _as_it_is_here(cfg: Config) -> Config:
 
 
 def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The device that was asked for is here; with Ray other machines have it."""
+    """Check that the device that was asked for is here; with Ray other machines have it."""
     if cfg.run.device != "cuda":
         return cfg.run.device
     from oxrl.assembly.assembly import choose_device  # torch, as below
@@ -233,7 +233,7 @@ def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The tokenizer can be loaded and has a chat template."""
+    """Check that the tokenizer can be loaded and has a chat template."""
     from oxrl.assembly.assembly import build_tokenizer
     from oxrl.data.chat import ChatEncoder
 
@@ -245,7 +245,7 @@ def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_data(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """Every data file can be read, and the model sees something in its first rows."""
+    """Check that every data file can be read, and the model sees something in its first rows."""
     told: list[str] = []
     unreached: list[str] = []
     files = [(name, False) for name in cfg.data.train_files]
@@ -351,7 +351,7 @@ def _longest_prompt(cfg: Config) -> int | None:
 
 
 def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The reward can be loaded, and scores prompts of the data."""
+    """Check that the reward can be loaded, and scores prompts of the data."""
     from oxrl.assembly.assembly import build_rewards
 
     if cfg.recipe not in SAMPLING:
@@ -433,7 +433,7 @@ def _answered(prompt: Prompt) -> Completion:
 
 
 def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The environment can be loaded, and begins an episode on a prompt of the data."""
+    """Check that the environment can be loaded, and begins an episode on a prompt of the data."""
     name = cfg.environment.name
     if not name:
         return "none: every response is one turn"
@@ -454,7 +454,7 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
 
 
 def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """A policy loss of the user's own can be called, and is a loss."""
+    """Check that a policy loss of the user's own can be called, and is a loss."""
     if not is_own_loss(cfg):
         return f"{cfg.train.row.gate}, of the table"
     from oxrl.recipes.own_gate import tried_gate  # torch, which losses of the table do without
@@ -468,7 +468,7 @@ def is_own_loss(cfg: Config) -> bool:
 
 
 def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """Features of the user's own can be loaded."""
+    """Check that features of the user's own can be loaded."""
     if not cfg.train.features:
         return "none of your own"
     from oxrl.recipes.own_feature import tried_features  # torch, as above
@@ -477,7 +477,7 @@ def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The packages of all trackers are installed.
+    """Check that the packages of all trackers are installed.
 
     Raises:
         MissingExtraError: one is not; says what installs it.
@@ -509,7 +509,7 @@ def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The library of the optimizer, and of weights in four bits, is installed.
+    """Check that the library of the optimizer, and of weights in four bits, is installed.
 
     Raises:
         MissingExtraError: it is not; says what installs it.
@@ -529,7 +529,7 @@ def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The machine has the memory that rows as long as those of the data take."""
+    """Check that the machine has the memory that rows as long as those of the data take."""
     if cfg.environment.name:
         raise Unknown("how long rows get is for the environment to say")
     if not prepared.longest:
@@ -542,7 +542,7 @@ def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The machine has the memory that rows as long as the configuration allows take."""
+    """Check that the machine has the memory for rows as long as the configuration allows."""
     when = "with rows as long as the model reads"
     longest = cfg.model.context_length
     if longest is not None:
@@ -581,7 +581,7 @@ def _dims(cfg: Config) -> ModelDims:
 
 
 def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The disk has room for the checkpoints that will be on it at once."""
+    """Check that the disk has room for the checkpoints that will be on it at once."""
     needed, checkpoints = disk_needed(cfg, _dims(cfg))
     place = cfg.run.directory.absolute()
     while not place.exists():
