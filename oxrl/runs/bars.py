@@ -21,7 +21,7 @@ Tell = Callable[[str, int, int], None]
 
 @contextmanager
 def bars() -> Iterator[Tell]:
-    """While open, draws how far work is that it is told of; the bars go when it closes."""
+    """Show, while open, how far the work is that it is told of; the bars go when it closes."""
     if not on_terminal():
         yield _nowhere
         return
@@ -45,7 +45,7 @@ def bars() -> Iterator[Tell]:
 
 
 def _nowhere(what: str, done: int, total: int) -> None:
-    """Nobody looks."""
+    """Show nothing: nobody looks."""
 
 
 def followed(items: Iterable[Item], what: str, total: int = 0) -> Iterator[Item]:
@@ -82,7 +82,7 @@ class Count:
         self._told = monotonic()
 
     def one(self, item: object = None) -> None:
-        """One more is done."""
+        """Count one more."""
         self._done += 1
         now = monotonic()
         if self._done == self._total or now - self._told >= self._every_s:

@@ -20,7 +20,7 @@ AFTER = {"time/rollout_s": ROWS, "time/reward_s": ROWS, "time/logprobs_s": SAMPL
 
 
 def _nobody(key: str) -> None:
-    """Does not want to know."""
+    """Ignore that a phase began: nobody wants to know."""
 
 
 class Clock:
@@ -73,7 +73,7 @@ class Clock:
             self._between = AFTER.get(key, RECORD)
 
     def restart(self) -> None:
-        """The step begins now: what a resume took does not count."""
+        """Begin a step now: what a resume took does not count."""
         self._seconds.clear()
         self._step_started = monotonic()
         self._last = self._step_started

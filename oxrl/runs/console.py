@@ -240,7 +240,7 @@ class _Nowhere(io.StringIO):
 
 
 class _Shown(logging.Formatter):
-    """Writes what others wrote so that it is neither obeyed nor taken for lines of ours."""
+    """A format for the words of others: they are neither obeyed nor taken for lines of ours."""
 
     def __init__(self, form: str, *, indent: str = "") -> None:
         super().__init__(form)
@@ -280,7 +280,7 @@ class _RunLog(logging.Handler):
 
 @contextmanager
 def _noise_to(handler: logging.Handler) -> Iterator[None]:
-    """While open, what other libraries log goes to a handler instead of theirs."""
+    """Send what other libraries log to a handler instead of theirs, while open."""
     before: dict[str, tuple[list[logging.Handler], bool]] = {}
     for name in NOISY:
         logger = logging.getLogger(name)
@@ -298,9 +298,8 @@ def _noise_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
-    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WAITING up,
-    from INFO where `mode` is verbose and from WARNING where it is quiet; what other libraries log
-    goes to `file` alone.
+    """Log to `file` from INFO up and to stderr from WAITING up, while open; to stderr from INFO
+    where `mode` is verbose and from WARNING where it is quiet. Other libraries log to `file` alone.
 
     What ends the run goes to the file, with its traceback where it is no error of ours.
 

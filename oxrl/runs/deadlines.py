@@ -91,7 +91,7 @@ class Deadlines:
 
 @contextmanager
 def waiting_for(what: str, deadline: Deadline) -> Iterator[None]:
-    """While open, say every SAY_S seconds that `what` is still waited for, and how long yet."""
+    """Say every SAY_S seconds, while open, that `what` is still waited for, and how long yet."""
     over = Event()
     begun = monotonic()
 

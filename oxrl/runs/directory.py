@@ -609,7 +609,7 @@ class Start:
         return path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
 
     def _refuse_vain(self) -> None:
-        """Who accepts a change that is none may have meant another."""
+        """Refuse to accept a change that is none: another may have been meant."""
         changed = {*self.changes, *(change.name for change in self.review.changes)}
         vain = sorted(self.accept - changed)
         if vain and not self.finished:

@@ -22,7 +22,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Health:
-    """Looks at the line of every optimizer step.
+    """Looks at the line of every optimizer step, and warns where a run cannot learn.
 
     Args:
         vocabulary: tokens of the model; 0 where that is not known.

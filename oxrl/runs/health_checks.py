@@ -73,7 +73,7 @@ class Seen:
 
 
 class Sign(NamedTuple):
-    """One way of learning nothing.
+    """A sign that a run learns nothing.
 
     holds: whether the newest lines show it. advice: what it means, and what to do. threshold: when
     it is told, in words. reads: the metrics that show it. patience: optimizer steps in a row.
@@ -105,18 +105,18 @@ def at_least(name: str, least: float) -> Callable[[Seen], bool]:
 
 
 def all_equal(seen: Seen) -> bool:
-    """Every reward of the step is the same number, and not 0."""
+    """True if every reward of the step is the same number, and not 0."""
     rewards = _rewards(seen.line)
     return rewards is not None and rewards[0] == rewards[1] != 0 and not _parts_differ(seen.line)
 
 
 def all_zero(seen: Seen) -> bool:
-    """Every reward of the step is 0."""
+    """True if every reward of the step is 0."""
     return _rewards(seen.line) == (0.0, 0.0) and not _parts_differ(seen.line)
 
 
 def no_gradient(seen: Seen) -> bool:
-    """The step was taken with a gradient of 0, though rewards differ or there are none."""
+    """True if the step was taken with a gradient of 0, though rewards differ or it has none."""
     line = seen.line
     rewards = _rewards(line)
     equal = rewards is not None and rewards[0] == rewards[1]
@@ -127,7 +127,7 @@ def no_gradient(seen: Seen) -> bool:
 
 
 def uniform(seen: Seen) -> bool:
-    """The policy gives every token of the vocabulary the same probability."""
+    """True if the policy gives every token of the vocabulary the same probability."""
     entropy = seen.line.get("policy/entropy", math.nan)
     return seen.vocabulary > 1 and entropy > math.log(seen.vocabulary) - UNIFORM
 
@@ -145,7 +145,7 @@ def _rewards(line: Metrics) -> tuple[float, float] | None:
 
 
 def flat_reward(seen: Seen) -> bool:
-    """The mean reward of the newest half of the window is not above that of the older half."""
+    """True if the mean reward of the window's newer half is not above that of the older half."""
     older, newer = seen.halves("reward/mean")
     if len(older) < WINDOW // 2 or len(newer) < WINDOW // 2:
         return False
@@ -156,14 +156,14 @@ def flat_reward(seen: Seen) -> bool:
 
 
 def same_groups(seen: Seen) -> bool:
-    """Nearly all groups have one reward, and most of them not the best one."""
+    """True if nearly all groups have one reward, and most of them not the best one."""
     line = seen.line
     same = line.get("reward/zero_variance_groups", 0.0)
     return MOST <= same and line.get("reward/all_pass_groups", 0.0) < HALF and not all_zero(seen)
 
 
 def entropy_collapse(seen: Seen) -> bool:
-    """The policy has nearly no choice left, and is not right either."""
+    """True if the policy has nearly no choice left, and is not right either."""
     start = seen.at_start("policy/entropy")
     line = seen.line
     fallen = line.get("policy/entropy", math.nan) < COLLAPSED * start
@@ -171,7 +171,7 @@ def entropy_collapse(seen: Seen) -> bool:
 
 
 def growing_length(seen: Seen) -> bool:
-    """Responses are much longer than at the start, and not better."""
+    """True if responses are much longer than at the start, and not better."""
     length = seen.line.get("data/length_mean", math.nan)
     longer = length > LONGER * seen.at_start("data/length_mean")
     _, newer = seen.halves("reward/mean")
@@ -180,7 +180,7 @@ def growing_length(seen: Seen) -> bool:
 
 
 def repeating(seen: Seen) -> bool:
-    """Most responses go in circles, or are the same in their group and not right."""
+    """True if most responses go in circles, or are the same in their group and not right."""
     line = seen.line
     same = line.get("data/duplicate_frac", 0.0) >= MOST
     wrong = line.get("reward/all_pass_groups", 0.0) < HALF
@@ -188,32 +188,32 @@ def repeating(seen: Seen) -> bool:
 
 
 def clipped(seen: Seen) -> bool:
-    """A large share of the tokens has left the trust region."""
+    """True if a large share of the tokens has left the trust region."""
     line = seen.line
     share = line.get("update/clip_frac_high", 0.0) + line.get("update/clip_frac_low", 0.0)
     return share >= CLIPPED
 
 
 def displaced(seen: Seen) -> bool:
-    """Chosen completions become less likely, not only less so than rejected ones."""
+    """True if chosen completions become less likely, not only less so than rejected ones."""
     return seen.line.get("preference/displacement", 0.0) > DISPLACED
 
 
 def dropped(seen: Seen) -> bool:
-    """Half or more of the sampled rows are not trained on."""
+    """True if half or more of the sampled rows are not trained on."""
     line = seen.line
     gone = line.get("data/dropped_rows", 0.0)
     return gone > 0 and gone >= line.get("data/rows", 0.0)
 
 
 def skipped(seen: Seen) -> bool:
-    """A tenth or more of the newest steps were refused."""
+    """True if a tenth or more of the newest steps were refused."""
     refused = [line.get("update/skipped", 0.0) for line in seen.lines]
     return bool(refused[-1]) and len(refused) >= 10 and sum(refused) >= 0.1 * len(refused)
 
 
 def spiking_gradient(seen: Seen) -> bool:
-    """The gradient is many times as large as is usual here."""
+    """True if the gradient is many times as large as is usual here."""
     norms = [line.get("update/grad_norm", math.nan) for line in seen.lines]
     usual = [norm for norm in norms[:-1] if math.isfinite(norm)]
     return len(usual) >= 10 and norms[-1] > SPIKE * statistics.median(usual) > 0

@@ -64,7 +64,7 @@ class LiveView:
         self._live.start()
 
     def step(self, step: int, numbers: str, eta: str, metrics: Metrics) -> None:
-        """A step is done."""
+        """Show that a step is done."""
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         self._numbers = numbers
@@ -75,7 +75,7 @@ class LiveView:
         self._draw()
 
     def doing(self, phase: str) -> None:
-        """A phase began: the name of its metric."""
+        """Show that a phase began, by the name of its metric."""
         self._doing = DOING.get(phase, "")
         self._work = ""
         self._draw()
@@ -86,11 +86,11 @@ class LiveView:
         self._draw()
 
     def sample(self, line: Record) -> None:
-        """The newest sample: a line of samples.jsonl. It is shown with the next change."""
+        """Take the newest sample, a line of samples.jsonl. It is shown with the next change."""
         self._sample = sample_text(line)
 
     def say(self, text: str) -> None:
-        """A line above, which stays."""
+        """Print a line above, which stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def stop(self) -> None:

@@ -22,7 +22,10 @@ KEY = "speed"
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """flops: operations per second of a matrix product. bandwidth: bytes per second of a copy."""
+    """The speed of a machine.
+
+    flops: operations per second of a matrix product. bandwidth: bytes per second of a copy.
+    """
 
     flops: float
     bandwidth: float
@@ -58,7 +61,7 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
 
 
 def _best(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of the fastest time."""
+    """Measure the seconds of the fastest time."""
     found: list[float] = []
     for _ in range(TIMES):
         _wait(device)
@@ -75,7 +78,7 @@ def _wait(device: torch.device) -> None:
 
 
 def note_speed(folder: Path, speed: MachineSpeed) -> None:
-    """Write what was found into environment.json, at the first start of a run."""
+    """Write the speed into environment.json, at the first start of a run."""
     path = folder / "environment.json"
     environment = read_json(path)
     if environment is None:

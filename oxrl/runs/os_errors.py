@@ -31,7 +31,7 @@ RESUME = "What was saved is whole: the same command with --resume goes on from t
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Inside, what the machine refuses becomes an error of ours, and what a file on the disk does.
+    """Turn what the machine or a file on the disk refuses into an error of ours, inside the block.
 
     Raises:
         MachineError, DataError: that happened.

@@ -45,7 +45,7 @@ RESTORE = (
 
 
 def _nobody(samples: Sequence[Record]) -> None:
-    """Does not look at them."""
+    """Ignore the samples: nobody looks at them."""
 
 
 class Recorder(AbstractContextManager["Recorder"]):

@@ -14,12 +14,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """While open, SIGTERM, SIGINT and SIGHUP set `requested` to their name and end nothing.
+    """A request to stop: while open, signals that would end the process only note that they came.
 
-    The run looks at it between pieces of work and while it waits, saves and raises `Interrupted`. A
-    second signal ends the process at once with the same exit code. A SIGHUP that is ignored, as
-    under nohup, stays ignored. Outside the main thread, where Python allows no handlers, nothing is
-    ever requested.
+    SIGTERM, SIGINT and SIGHUP set `requested` to their name. The run looks at it between pieces of
+    work and while it waits, saves and raises `Interrupted`. A second signal ends the process at
+    once with the same exit code. A SIGHUP that is ignored, as under nohup, stays ignored. Outside
+    the main thread, where Python allows no handlers, nothing is ever requested.
     """
 
     def __init__(self) -> None:

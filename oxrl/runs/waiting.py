@@ -16,7 +16,7 @@ StopAsked = Callable[[], object]
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Return False: nobody asks to stop."""
     return False
 
 
@@ -42,15 +42,15 @@ class Patience:
         return min(LOOK_S, max(left, 0.0))
 
     def answered(self) -> None:
-        """Something came: the wait for the next answer begins."""
+        """Note that something came: the wait for the next answer begins."""
         self._answered = monotonic()
 
     def cancel(self) -> None:
-        """Nobody wants the answers any more: who waits in another thread is to give up."""
+        """Note that nobody wants the answers any more: waits in other threads are to end."""
         self._cancelled = True
 
     def look(self, what: str) -> None:
-        """Go on waiting, if that is still wanted.
+        """Return if the wait is to go on.
 
         Args:
             what: is waited for, and what to do about it.
