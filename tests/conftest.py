@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ if "OXRL_TEST_CACHES" not in os.environ:
     os.environ["OXRL_TEST_CACHES"] = caches.name
 os.environ["XDG_CACHE_HOME"] = os.environ["OXRL_TEST_CACHES"]
 os.environ.pop("HF_HOME", None)
+# The folders of tests lie in memory where there is room for them: a third of a run of a step is
+# waiting for the disk. Those of tests that kill runs do not (`disk_path`).
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # Ray listens on the loopback device alone; it looks at this when it is imported.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_worker_niceness"] = "0"
@@ -59,6 +66,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
+
+
+@pytest.fixture
+def disk_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that is not in memory; kept when the test fails."""
+    folder = Path(tempfile.mkdtemp(prefix="oxrl-test-"))
+    failed = request.session.testsfailed
+    yield folder
+    if request.session.testsfailed == failed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

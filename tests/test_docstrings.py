@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,24 +76,31 @@ def read_class(node: ast.ClassDef) -> Class:
     return found
 
 
-TREES = {
-    path: ast.parse(path.read_text(encoding="utf-8"))
-    for root in (PACKAGE, BESIDE)
-    for path in root.rglob("*.py")
-}
-# By name; two classes of one name are both asked.
-CLASSES: dict[str, list[Class]] = {}
-for tree in TREES.values():
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            CLASSES.setdefault(node.name, []).append(read_class(node))
-PROTOCOLS = [found for same in CLASSES.values() for found in same if found.is_protocol]
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def classes() -> dict[str, list[Class]]:
+    """Every class of the packages by its name; two classes of one name are both asked."""
+    found: dict[str, list[Class]] = {}
+    for path in (*PACKAGE.rglob("*.py"), *BESIDE.rglob("*.py")):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(read_class(node))
+    return found
+
+
+@cache
+def protocols() -> list[Class]:
+    return [found for same in classes().values() for found in same if found.is_protocol]
 
 
 def ancestors(found: Class) -> Iterator[Class]:
     """The classes of the package that a class is made from, near and far."""
     for name in found.bases:
-        for base in CLASSES.get(name, []):
+        for base in classes().get(name, []):
             if base is not found:
                 yield base
                 yield from ancestors(base)
@@ -105,7 +113,7 @@ def all_methods(found: Class) -> set[str]:
 def explained_elsewhere(found: Class, name: str) -> bool:
     """Whether a method is one that a base class, or a protocol that the class fulfils, explains."""
     own = all_methods(found)
-    fulfilled = [each for each in PROTOCOLS if each is not found and all_methods(each) <= own]
+    fulfilled = [each for each in protocols() if each is not found and all_methods(each) <= own]
     for each in (*ancestors(found), *fulfilled):
         method = each.methods.get(name)
         if method is not None and ast.get_docstring(method):
@@ -144,7 +152,7 @@ def told_arguments(docstring: str) -> list[str] | None:
 
 
 def public_functions(path: Path) -> Iterator[tuple[str, Function, Class | None]]:
-    for node in TREES[path].body:
+    for node in parsed(path).body:
         if isinstance(node, Function) and not node.name.startswith("_"):
             if "overload" not in decorators(node):
                 yield node.name, node, None
@@ -211,7 +219,7 @@ def untold(paths: list[Path]) -> list[str]:
     found: list[str] = []
     for path in paths:
         wrong = {name: problem(function, owner) for name, function, owner in public_functions(path)}
-        for node in TREES[path].body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 wrong[node.name] = class_problem(read_class(node))
         place = path.relative_to(ROOT)

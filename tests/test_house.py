@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,24 @@ def code_lines(text: str, tree: ast.Module) -> int:
     return count
 
 
+PLACES = {
+    path.relative_to(root): path
+    for root in (PACKAGE, BESIDE)
+    for path in sorted(root.rglob("*.py"))
+}
+FOLDERS = sorted({path.parts[0] if len(path.parts) > 1 else "." for path in PLACES})
+
+
+# Read when a test asks: every process of tests imports this file, and few run its tests.
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(PLACES[path].read_text(encoding="utf-8"))
+
+
+@cache
 def figures(path: Path) -> Figures:
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    tree = parsed(path)
+    text = PLACES[path].read_text(encoding="utf-8")
     found = Figures(lines=code_lines(text, tree))
     for node in ast.walk(tree):
         found.nodes += 1
@@ -153,20 +169,11 @@ def figures(path: Path) -> Figures:
     return found
 
 
-PLACES = {
-    path.relative_to(root): path
-    for root in (PACKAGE, BESIDE)
-    for path in sorted(root.rglob("*.py"))
-}
-FILES = {path: figures(place) for path, place in PLACES.items()}
-FOLDERS = sorted({path.parts[0] if len(path.parts) > 1 else "." for path in FILES})
-
-
 def folder(name: str) -> Figures:
     inside = Figures()
-    for path, found in FILES.items():
+    for path in PLACES:
         if name == (path.parts[0] if len(path.parts) > 1 else "."):
-            inside += found
+            inside += figures(path)
     return inside
 
 
@@ -207,8 +214,8 @@ def test_the_package_reads_one_thought_per_line() -> None:
 
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, place in PLACES.items():
-        for node in ast.walk(ast.parse(place.read_text(encoding="utf-8"))):
+    for path in PLACES:
+        for node in ast.walk(parsed(path)):
             if isinstance(node, FUNCTIONS):
                 yield path, node
 
@@ -241,10 +248,9 @@ def test_no_function_is_long_or_has_many_branches_or_arguments() -> None:
 def test_maths_and_tables_name_their_functions() -> None:
     """Go-to-definition works from a table's cell to the formula: nothing there is a lambda."""
     found: list[str] = []
-    for path, place in PLACES.items():
+    for path in PLACES:
         if path.parts[0] in ("functional", "tables"):
-            tree = ast.parse(place.read_text(encoding="utf-8"))
-            lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+            lambdas = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Lambda)]
             found += [f"{path}:{node.lineno}" for node in lambdas]
     assert found == []
 
@@ -298,9 +304,10 @@ def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_us
     used = [Path(file) for name, file in imported.items() if name.startswith(folders)]
     inside = {path.relative_to(PACKAGE) for path in used}
     driver = sorted({*inside, *(Path("recipes") / f"{name}.py" for name in DRIVER)})
-    total = sum((FILES[path] for path in driver), Figures())
+    total = sum(map(figures, driver), Figures())
     for path in driver:
-        say(f"{path!s:32} {FILES[path].nodes:5} nodes, {FILES[path].branches:3} branches")
+        found = figures(path)
+        say(f"{path!s:32} {found.nodes:5} nodes, {found.branches:3} branches")
     say(f"{'the driver':32} {total.nodes:5} nodes, {total.branches:3} branches")
     assert total.nodes <= DRIVER_NODES
     assert total.branches <= DRIVER_BRANCHES
@@ -308,8 +315,8 @@ def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_us
 
 def test_a_default_run_reads_few_files(default_run: dict[str, Any]) -> None:
     inside = [Path(file) for file in default_run["imported"].values() if file]
-    known = {PLACES[path]: found for path, found in FILES.items()}
-    read = [known[path] for path in inside if path in known]
+    known = {place: path for path, place in PLACES.items()}
+    read = [figures(known[place]) for place in inside if place in known]
     total = sum((found.nodes for found in read), 0)
     say(f"a default run imports {len(read)} files of {total} nodes")
     assert len(read) <= MOST_FILES_READ

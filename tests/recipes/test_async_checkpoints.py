@@ -22,6 +22,12 @@ WEIGHTS = 24  # of the model
 ASYNC = ["run.async_checkpoints=true", "run.checkpoint_every=1"]
 
 
+@pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    """On disk: these tests are about what is left there."""
+    return disk_path
+
+
 def lines(cfg: Config) -> int:
     file = cfg.run.directory / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -29,6 +29,12 @@ from oxrl.config import Config
 DEADLINE_S = 120.0
 
 
+@pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    """On disk: these tests are about what is left there."""
+    return disk_path
+
+
 def _run_in_child(cfg: Config) -> None:
     """Body of the forked process that is going to be killed."""
     from oxrl.recipes import run
