@@ -85,6 +85,20 @@ UPWARD = {
     ("usercode", "environments"): 3,
     ("usercode", "rewards"): 3,
 }
+# Parts of the core that packages may build on, as a package of a user's may.
+OPEN = (
+    "oxrl.types",
+    "oxrl.errors",
+    "oxrl.seeds",
+    "oxrl.tables",
+    "oxrl.modelfiles",
+    "oxrl.runs",
+    "oxrl.usercode",
+    "oxrl.data",
+    "oxrl.environments",
+    "oxrl.rewards.builtin",
+    "oxrl.checkpoint",
+)
 # Programs and their tests are run there, in processes of a sandbox.
 JUDGES = ("oxrl_sandbox.inside.judged", "oxrl_sandbox.inside.grader")
 HEAVY = (
@@ -168,6 +182,19 @@ def test_folders_import_from_those_below_them() -> None:
             if known and FOLDERS.index(ends[0]) < FOLDERS.index(ends[1]):
                 found[ends] += 1
     assert found == UPWARD
+
+
+def test_packages_build_on_what_is_open_to_everybody() -> None:
+    beside = tuple(sorted({module.split(".")[0] for module in MODULES} - {"oxrl"}))
+    assert len(beside) > 3
+    found = [
+        f"{module} imports {imported}"
+        for module in MODULES
+        if inside(module, beside)
+        for imported in imports(module)
+        if inside(imported, ("oxrl",)) and not inside(imported, OPEN)
+    ]
+    assert found == []
 
 
 def test_the_foundations_import_no_layer_above_them() -> None:
