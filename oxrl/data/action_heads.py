@@ -10,7 +10,7 @@ from oxrl.errors import DataError
 
 
 def read_head(directory: Path) -> ActionHead | None:
-    """The actions that a model was trained with; None where its folder names none.
+    """Read the actions that a model was trained with; None where its folder names none.
 
     Args:
         directory: of the model, with `action_head.json` in it where it was trained with actions.

@@ -107,7 +107,7 @@ class ActionHead:
         return 0
 
     def encode(self, actions: Sequence[Json]) -> TokenIds:
-        """The tokens of a chunk.
+        """Encode actions as the tokens of a chunk.
 
         Args:
             actions: `chunk` of them, names or lists of numbers; one alone may stand for itself.
@@ -126,7 +126,7 @@ class ActionHead:
         return tuple(found)
 
     def decode(self, token_ids: Sequence[int]) -> list[Action]:
-        """The actions that tokens stand for.
+        """Decode tokens to the actions that they stand for.
 
         Args:
             token_ids: a multiple of `width`, each of `token_ids` of this head.
@@ -150,7 +150,7 @@ class ActionHead:
         return actions
 
     def text(self, actions: Sequence[Action]) -> str:
-        """Actions as the record of a run shows them.
+        """Write actions as the record of a run shows them.
 
         Args:
             actions: names, or lists of numbers.
@@ -214,7 +214,7 @@ class ActionHead:
 
 
 def read_quantiles(path: Path) -> Quantiles:
-    """Quantiles of actions: `{"q01": [...], "q99": [...]}`, or that under `action`.
+    """Read quantiles of actions: `{"q01": [...], "q99": [...]}`, or that under `action`.
 
     Args:
         path: a JSON file, such as `statistics.json` of a prepared dataset.
@@ -240,7 +240,7 @@ def read_quantiles(path: Path) -> Quantiles:
 
 
 def object_in(path: Path) -> Fields:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Args:
         path: of a JSON file.

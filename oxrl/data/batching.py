@@ -64,7 +64,7 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
 
 
 def _part_rewards(rollouts: Rollouts) -> Tensors:
-    """Name -> [B] float64, of every part that a score has; NaN where it does not count."""
+    """Return name -> [B] float64, of every part that a score has; NaN where it does not count."""
     names = sorted({name for rollout in rollouts for name in rollout.score.parts})
     found: Tensors = {}
     for name in names:

@@ -136,7 +136,7 @@ class ChatEncoder:
         return text
 
     def encode(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """Token ids of rendered text; what stands behind a placeholder is encoded as plain text.
+        """Encode rendered text; what stands behind a placeholder is encoded as plain text.
 
         Args:
             text: rendered; special tokens in it are encoded as such.
@@ -162,7 +162,7 @@ class ChatEncoder:
         return ids
 
     def encode_prompt(self, messages: MessageSequence, tools: Tools = ()) -> list[int]:
-        """Token ids of the conversation so far, ending where the assistant starts to write.
+        """Encode the conversation so far, ending where the assistant starts to write.
 
         Args:
             messages: in one form; special tokens in them are text.

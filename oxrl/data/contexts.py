@@ -65,7 +65,7 @@ class Contexts(Protocol):
 
 
 def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts:
-    """The contexts that `rollout.context` and `rollout.rewritten_history` name.
+    """Make the contexts that `rollout.context` and `rollout.rewritten_history` name.
 
     Args:
         encoder: of turns, for the policy's tokenizer.
@@ -94,7 +94,7 @@ def shown_turns(context: str) -> int | None:
 
 
 def system_part(messages: MessageSequence) -> MessageList:
-    """The messages of the system at the beginning, which every context keeps.
+    """Return the messages of the system at the beginning, which every context keeps.
 
     Args:
         messages: of a conversation, from its beginning.
@@ -177,12 +177,12 @@ class Rendered(Window):
 
 
 def _first_shown(talk: Conversation, shown: int | None) -> int:
-    """The first answer that the next turn reads: 0 is the opening, k what exchange k - 1 got."""
+    """Return the first answer that the next turn reads. 0: the opening, k: of exchange k - 1."""
     return 0 if shown is None else max(0, len(talk.exchanges) - shown + 1)
 
 
 def _messages(talk: Conversation, first: int) -> MessageList:
-    """The conversation from answer `first` on, up to where the last turn was written."""
+    """Return the conversation from answer `first` on, up to where the last turn was written."""
     messages = list(talk.opening)
     if first:
         messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]

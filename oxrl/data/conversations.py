@@ -56,7 +56,7 @@ class ConversationDataset(Dataset[Example]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Example]:
-        """One conversation of a row; of a model of actions, the actions that it shows."""
+        """Encode the conversation of a row; of a model of actions, the actions that it shows."""
         if options.actions is not None:
             from oxrl.data.demonstrations import encode_demonstration  # most replies are text
 
@@ -69,7 +69,7 @@ class ConversationDataset(Dataset[Example]):
 
     @classmethod
     def measure(cls, units: Sequence[Example]) -> Measured:
-        """The length of the conversation, and how many of its tokens are learned."""
+        """Measure the length of the conversation, and count the tokens that are learned."""
         (example,) = units
         counted = {"trained_tokens": sum(example.trained), "clipped": example.clipped}
         return len(example.token_ids), counted
@@ -100,7 +100,7 @@ def has_blank_reply(messages: MessageSequence) -> bool:
 def encode_conversation(
     messages: MessageSequence, encoder: ChatEncoder, *, context: int = 0, tools: Tools = ()
 ) -> Example:
-    """Token ids and loss mask of a conversation, up to its last assistant turn.
+    """Encode a conversation as token ids with a loss mask, up to its last assistant turn.
 
     Each reply is encoded apart from what stands before it, as sampling produces it: prompt tokens,
     then reply tokens.
@@ -172,7 +172,7 @@ def _check_whole(reply: Message, written: str, encoder: ChatEncoder) -> None:
 
 
 def _length_to_stop(reply: Sequence[int], text: str, encoder: ChatEncoder) -> int:
-    """Tokens of a rendered reply up to and with its last special token."""
+    """Count the tokens of a rendered reply up to and with its last special token."""
     for length in range(len(reply), 0, -1):
         if reply[length - 1] in encoder.special_ids:
             return length

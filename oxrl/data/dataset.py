@@ -34,11 +34,11 @@ class RowImages(Protocol):
     """The part of a run's images that a dataset needs."""
 
     def prepared(self, record: Record) -> Record:
-        """The record with its images read, and named in the messages where they are shown."""
+        """Read the images of a record, and name them in the messages where they are shown."""
         ...
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-        """An encoder of such messages."""
+        """Make an encoder of such messages."""
         ...
 
 
@@ -191,7 +191,7 @@ class Dataset(ABC, Generic[Unit]):
         return len(self._units)
 
     def at(self, draw: int, *, seed: int) -> Unit:
-        """The unit at global position `draw` of the shuffled, endless order of `seed`.
+        """Return the unit at global position `draw` of the shuffled, endless order of `seed`.
 
         Args:
             draw: from 0, without an end; every epoch has each unit once.
@@ -203,11 +203,11 @@ class Dataset(ABC, Generic[Unit]):
         return self._units[index_at(draw, len(self), seed)]
 
     def in_order(self) -> list[Unit]:
-        """Every unit once, in file order."""
+        """Return every unit once, in file order."""
         return [self._units[index] for index in range(len(self))]
 
     def batches(self, size: int) -> Iterator[list[Unit]]:
-        """Every unit once, in file order, at most `size` at a time.
+        """Yield every unit once, in file order, at most `size` at a time.
 
         Args:
             size: at least 1; the last one may be shorter.
@@ -240,7 +240,7 @@ class Dataset(ABC, Generic[Unit]):
     @classmethod
     @abstractmethod
     def measure(cls, units: Sequence[Unit]) -> Measured:
-        """The length of a record's longest unit in tokens, and what the record adds to the report.
+        """Measure a record's longest unit in tokens, and what the record adds to the report.
 
         Args:
             units: of one record, at least one.
@@ -311,8 +311,7 @@ class Dataset(ABC, Generic[Unit]):
         count: int,
         others: Iterable[Record] = (),
     ) -> tuple[list[list[Unit]], int]:
-        """The units of the first usable rows, as `load` makes them; the rest of the file is not
-        read.
+        """Read the units of the first usable rows, as `load` makes them, and no more of the file.
 
         Args:
             path: a .jsonl or .parquet file.
@@ -343,14 +342,14 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     def _counts(cls) -> dict[str, int]:
-        """A report of no rows."""
+        """Make a report of no rows."""
         return dict.fromkeys((*COUNTS, *cls.counts), 0)
 
     @classmethod
     def _nothing_left(
         cls, path: str | Path, options: ReadOptions, report: Mapping[str, int]
     ) -> DataError:
-        """The error of a file without a usable row."""
+        """Make the error of a file without a usable row."""
         overlong = f"{report['overlong']} longer than {options.max_tokens} tokens"
         why = f"{report['empty']} empty, {overlong}"
         if report.get("identical"):

@@ -29,7 +29,7 @@ _Turn = tuple[MessageSequence, Sequence[Json], int]
 
 
 def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> JsonObject:
-    """The actions of an episode from a place on, as a row or a message has them.
+    """Return the actions of an episode from a place on, as a row or a message has them.
 
     Args:
         actions: of the whole episode.
@@ -67,7 +67,7 @@ class Encoded(NamedTuple):
 
 
 def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead) -> Encoded:
-    """Token ids and loss mask of a row of actions: the very tokens that an episode would have.
+    """Encode a row of actions with its loss mask: the very tokens that an episode would have.
 
     Args:
         record: the row.

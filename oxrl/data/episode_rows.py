@@ -116,7 +116,7 @@ class EpisodeInputs(TokenBatch):
         return self.rows, of_rows[self.episode_ids]
 
     def as_read(self, batch: Batch) -> Batch:
-        """A batch of episodes as one of rows, without those on which nothing is trained.
+        """Return a batch of episodes as one of rows, without those on which nothing is trained.
 
         Every number of an episode is given to each of its rows.
         """
@@ -141,7 +141,7 @@ class EpisodeInputs(TokenBatch):
         return self.join(rows)
 
     def _of_rows(self, value: Any) -> Any:
-        """A field of a batch of episodes, by rows; `inputs` is none of them."""
+        """Return a field of a batch of episodes, by rows; it is not `inputs`."""
         if isinstance(value, dict):
             return {name: self._of_rows(part) for name, part in value.items()}  # pyright: ignore
         if not isinstance(value, Tensor):
@@ -183,7 +183,7 @@ def _is_kept(row: Laid, at: int, last: bool) -> bool:
 def lay_out_episodes(
     episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images
 ) -> tuple[list[Laid], TokenBatch]:
-    """Lines of episodes, and the inputs that hold their rows.
+    """Lay episodes out as lines, with the inputs that hold their rows.
 
     Args:
         episodes: the rows of each, in order.

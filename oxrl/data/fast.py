@@ -75,7 +75,7 @@ class FastCode:
         return found
 
     def coefficients(self, numbers: Table) -> Table:
-        """The rounded coefficients of a chunk, [chunk, size].
+        """Compute the rounded coefficients of a chunk, [chunk, size].
 
         Args:
             numbers: [chunk, size], between -1 and 1.
@@ -83,7 +83,7 @@ class FastCode:
         return (self.scale * (cosines(self.chunk) @ numbers)).round()
 
     def encode(self, numbers: Table) -> list[int]:
-        """The pieces of a chunk.
+        """Encode a chunk as pieces.
 
         Args:
             numbers: [chunk, size], between -1 and 1.
@@ -95,7 +95,7 @@ class FastCode:
         return self.joined([int(value) - self.least for value in bounded])
 
     def decode(self, places: Sequence[int]) -> Table | None:
-        """The chunk that pieces stand for, [chunk, size].
+        """Decode pieces to the chunk that they stand for, [chunk, size].
 
         Args:
             places: numbers of pieces, each from 0 to below their count.
@@ -162,7 +162,7 @@ def read_code(path: Path) -> FastCode:
 
 
 def code_of(fields: Json, path: Path) -> FastCode:
-    """A code as JSON has it.
+    """Read a code as JSON has it.
 
     Args:
         fields: of the code.
@@ -192,7 +192,7 @@ def code_of(fields: Json, path: Path) -> FastCode:
 
 
 def fit(chunks: Sequence[Table], *, pieces: int = PIECES, scale: float = SCALE) -> FastCode:
-    """The code of recorded chunks.
+    """Fit a code to recorded chunks.
 
     Args:
         chunks: [chunk, size] each, numbers between -1 and 1.
@@ -231,7 +231,7 @@ def fit(chunks: Sequence[Table], *, pieces: int = PIECES, scale: float = SCALE) 
 
 
 def cosines(length: int) -> Table:
-    """The orthonormal DCT-II, [length, length]: its product with a column are the coefficients.
+    """Return the orthonormal DCT-II, [length, length]: times a column, it gives the coefficients.
 
     Args:
         length: of a column, at least 1.
@@ -249,7 +249,7 @@ def cosines(length: int) -> Table:
 
 
 def _merges(texts: Sequence[str], singles: int, pieces: int) -> tuple[Merge, ...]:
-    """Pairs that occur most often, joined one after the other."""
+    """Find the pairs that occur most often, joined one after the other."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.trainers import BpeTrainer

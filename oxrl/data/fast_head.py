@@ -58,7 +58,7 @@ class FastHead(ActionHead):
         return int(((found < self.code.least) | (found > self.code.most)).sum())
 
     def _numbers(self, actions: Sequence[Json]) -> Table:
-        """[chunk, size], from -1 at q01 to 1 at q99."""
+        """Return [chunk, size], from -1 at q01 to 1 at q99."""
         import numpy as np  # who only reads tokens of names does without
 
         return 2.0 * np.asarray([self.shares(action) for action in actions]) - 1.0
@@ -86,7 +86,7 @@ class FastHead(ActionHead):
         return len(token_ids)
 
     def _chunk(self, token_ids: Sequence[int]) -> Json:
-        """The numbers of a turn, between -1 and 1; None: it does not end, or is no chunk."""
+        """Return the numbers of a turn, between -1 and 1; None: it does not end, or is no chunk."""
         if not token_ids:
             return None
         *said, last = token_ids
@@ -97,7 +97,7 @@ class FastHead(ActionHead):
 
 
 def fast_head(fields: Json, path: Path) -> FastHead:
-    """A head as its file has it.
+    """Read a head as its file has it.
 
     Args:
         fields: of HEAD_FILE, as JSON has them.

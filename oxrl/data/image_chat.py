@@ -71,7 +71,7 @@ class ImageEncoder(ChatEncoder):
         return "".join(pieces)
 
     def _for_template(self, message: Message) -> Message:
-        """A message as templates expect it: images as parts without their names."""
+        """Return a message as templates expect it: images as parts without their names."""
         content = message["content"]
         if isinstance(content, str):
             if not self._in_parts:

@@ -61,7 +61,7 @@ class _SameRoot(HTTPRedirectHandler):
 
 
 def image_bytes(record: Record, reference: Json, rules: ImageRules) -> bytes:
-    """The bytes of an image that a row names or holds.
+    """Read the bytes of an image that a row names or holds.
 
     Args:
         record: the row.
@@ -78,7 +78,7 @@ def image_bytes(record: Record, reference: Json, rules: ImageRules) -> bytes:
 
 
 def open_image(record: Record, reference: Json, content: bytes, rules: ImageRules) -> Image.Image:
-    """An image in RGB, turned as its camera says.
+    """Open an image in RGB, turned as its camera says.
 
     Args:
         record: the row, for the message.
@@ -97,7 +97,7 @@ def open_image(record: Record, reference: Json, content: bytes, rules: ImageRule
 
 
 def decoded(content: bytes, rules: ImageRules) -> Image.Image:
-    """An image in RGB, turned as its camera says.
+    """Decode an image to RGB, turned as its camera says.
 
     Args:
         content: the bytes of a file.
@@ -139,7 +139,7 @@ def refuse(record: Record, reference: Json, problem: str) -> NoReturn:
 
 
 def described(reference: Json) -> str:
-    """A reference to an image, short enough for a message.
+    """Describe a reference to an image, short enough for a message.
 
     Args:
         reference: as a row has it: text, bytes, or an object.
@@ -170,7 +170,7 @@ def content_name(content: bytes) -> str:
 
 
 def local_path(reference: Json, folder: Path) -> Path | None:
-    """The file that a reference stands for; None where it stands for none.
+    """Find the file that a reference stands for; None where it stands for none.
 
     Args:
         reference: as a row has it: text, bytes, or an object.
@@ -212,7 +212,7 @@ def _bytes_of(reference: Json, folder: Path, rules: ImageRules) -> bytes:
 
 
 def _inside(reference: Fields) -> Json:
-    """The one way in which an object tells of its image; bytes go before what they came from."""
+    """Return what an object tells of its image; bytes go before what they came from."""
     for name in ("bytes", "base64", "path", "url"):
         value = reference.get(name)
         if value is None:

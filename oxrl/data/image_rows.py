@@ -30,7 +30,7 @@ Take = Callable[[Json], str]
 
 
 def with_images(record: Record, take: Take) -> Record:
-    """The record with its images named in the parts of its messages, and their columns gone.
+    """Read a record's images, name them in the parts of its messages and drop their columns.
 
     Args:
         record: a row, in our words.
@@ -67,7 +67,7 @@ def with_images(record: Record, take: Take) -> Record:
 
 
 def references(record: Record) -> JsonArray:
-    """Every image that a row names, wherever; nothing is read.
+    """List every image that a row names, wherever; nothing is read.
 
     Args:
         record: one row, as the file has it.
@@ -101,7 +101,7 @@ class _Placing:
         self.placed = False
 
     def conversation(self, value: Json, name: str) -> Json:
-        """Messages, or the text of one question, with the images in their places."""
+        """Return messages, or the text of one question, with the images in their places."""
         if isinstance(value, str):
             messages: JsonArray = [{"role": "user", "content": value}]
         elif isinstance(value, Mapping):
@@ -128,7 +128,7 @@ class _Placing:
         return shown
 
     def _message(self, message: Json, left: JsonArray) -> Json:
-        """A message with its images read; takes those of the column that it shows."""
+        """Return a message with its images read; takes those of the column that it shows."""
         if not isinstance(message, Mapping):
             return message
         key = "content" if "content" in message else "value"
@@ -153,7 +153,7 @@ class _Placing:
         return self._named(self._next(left) if source is None else source)
 
     def _split(self, text: str, left: JsonArray) -> JsonArray:
-        """A text with an image in the place of every marker."""
+        """Split a text at its markers, with an image in the place of each."""
         first, *others = text.split(MARKER)
         parts: JsonArray = [{"type": "text", "text": first}] if first else []
         for other in others:
@@ -197,7 +197,7 @@ def _has_marker(part: Json) -> bool:
 
 
 def _source(part: Fields) -> Json:
-    """The image that a part names or holds; None where it shows one of the column."""
+    """Return the image that a part names or holds; None where it shows one of the column."""
     for name in SOURCES:
         value = part.get(name)
         if value is None or value == "":

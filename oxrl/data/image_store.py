@@ -167,7 +167,7 @@ class ImageStore:
         )
 
     def adopted(self, messages: Iterable[Message]) -> MessageList:
-        """Messages of an environment, whose images have their names instead of their bytes.
+        """Take in an environment's messages: images get names instead of their bytes.
 
         Args:
             messages: with parts as `oxrl.environments.observed.as_parts` gives them.
@@ -223,14 +223,14 @@ class ImageStore:
         return name
 
     def _named(self, reference: Json) -> bytes | None:
-        """The bytes of an image that a row calls by its name, as rows do that a run has written."""
+        """Find the bytes of an image that a row calls by its name, as rows of an earlier run do."""
         if not isinstance(reference, str) or not NAME.fullmatch(reference):
             return None
         kept = self.folder is not None and (self.folder / reference).is_file()
         return self._content(reference) if kept or reference in self._told else None
 
     def features(self, name: str) -> Read:
-        """An image as the model reads it; kept from now on.
+        """Return an image as the model reads it; it is kept from now on.
 
         Args:
             name: of an image that a row has named.
@@ -250,7 +250,7 @@ class ImageStore:
         return read
 
     def contents(self, names: Collection[str]) -> dict[str, bytes]:
-        """The bytes of images by name, for another process; they are kept from now on.
+        """Return the bytes of images by name, for another process; they are kept from now on.
 
         Args:
             names: of images that rows have named.
@@ -281,7 +281,7 @@ class ImageStore:
                 self._hold(name, read)
 
     def attach(self, inputs: TokenBatch, rows: Sequence[tuple[str, Sequence[str]]]) -> TokenBatch:
-        """A batch with the pixels of its rows, in `extras`.
+        """Attach the pixels of its rows to a batch, in `extras`.
 
         Args:
             inputs: [B, T].
@@ -327,7 +327,7 @@ class ImageStore:
         self._told[name] = self._told[name]._replace(source=self.folder / name)
 
     def _content(self, name: str) -> bytes:
-        """The bytes of an image.
+        """Return the bytes of an image.
 
         Raises:
             DataError: they are no longer those of that name.
@@ -345,7 +345,7 @@ class ImageStore:
 
 
 def _ragged(rows: Sequence[Sequence[Tensor]]) -> Ragged:
-    """The tensors of all rows one after the other."""
+    """Return the tensors of all rows one after the other."""
     pieces = [piece for row in rows for piece in row]
     lengths = [0] + [sum(map(len, row)) for row in rows]
     sizes = {tuple(piece.shape[1:]) for piece in pieces}

@@ -34,7 +34,7 @@ OTHERS = (
 
 
 def in_our_words(record: Record, columns: Columns = NO_COLUMNS) -> Record:
-    """A row under the names that datasets here read.
+    """Return a row under the names that datasets here read.
 
     Args:
         record: one row, as the file has it; not changed.
@@ -109,7 +109,7 @@ def _with_conversations(fields: JsonObject) -> JsonObject:
 
 
 def _with_verdict(fields: JsonObject) -> JsonObject:
-    """A whole conversation with a verdict: it is on the last message."""
+    """Read a whole conversation with a verdict: it is on the last message."""
     turns = fields.get("messages")
     if not isinstance(turns, list) or len(turns) < 2 or not isinstance(fields.get("label"), bool):
         return fields
@@ -124,7 +124,7 @@ def _system(fields: Fields) -> JsonArray:
 
 
 def _turns(history: JsonArray) -> JsonArray:
-    """Turns of [question, answer] as messages; what is no such turn is left for who reads it."""
+    """Read turns of [question, answer] as messages; what is no such turn is left to the caller."""
     messages: JsonArray = []
     for turn in history:
         if not isinstance(turn, list) or len(turn) != 2:

@@ -44,7 +44,7 @@ def lines_of(rows: object, argument: str) -> str:
 
 
 def _each(rows: Any, argument: str) -> Iterable[object]:
-    """The rows one by one; of a data frame its records, missing values left out."""
+    """Return the rows one by one; of a data frame its records, missing values left out."""
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         records = cast(list[Values], rows.to_dict(orient="records"))
         return [_known(record) for record in records]
@@ -54,7 +54,7 @@ def _each(rows: Any, argument: str) -> Iterable[object]:
 
 
 def _known(record: Objects) -> Values:
-    """A record of a data frame, without what is missing: such a value is not equal to itself."""
+    """Drop what is missing in a record of a data frame: such a value is not equal to itself."""
     found: Values = {}
     for name, value in record.items():
         missing = value is None or (isinstance(value, float) and value != value)
@@ -64,7 +64,7 @@ def _known(record: Objects) -> Values:
 
 
 def _plain(value: Any) -> object:
-    """A number or an array of numpy's, as JSON knows it.
+    """Turn a number or an array of numpy's into JSON.
 
     Raises:
         TypeError: it is something else.

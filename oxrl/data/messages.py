@@ -72,7 +72,7 @@ def read_messages(record: Record, value: Json, *, what: str, role: str = "user")
 
 
 def read_tools(record: Record) -> Tools:
-    """The definitions of functions in a row's field `tools`: a list, or JSON text of one.
+    """Read the definitions of functions in a row's field `tools`: a list, or JSON text of one.
 
     Args:
         record: the row.
@@ -98,7 +98,7 @@ def read_tools(record: Record) -> Tools:
 
 
 def texts_of(message: Json) -> Iterator[str]:
-    """Every text inside a message but its role.
+    """Yield every text inside a message but its role.
 
     Args:
         message: a message, or any part of one.
@@ -118,7 +118,7 @@ def texts_of(message: Json) -> Iterator[str]:
 
 
 def with_texts(message: Json, change: Callable[[str], str]) -> Json:
-    """The message with every text inside it but its role changed.
+    """Return the message with every text inside it but its role changed.
 
     Args:
         message: a message, or any part of one; not changed.
@@ -153,7 +153,7 @@ def reasoning_of(message: Message) -> str:
 
 
 def _message(record: Record, item: Fields, name: str, expected: str) -> Message:
-    """One message in our form."""
+    """Read one message into our form."""
     # Tables give every message every key.
     given = {key: value for key, value in item.items() if value not in (None, [], {})}
     speaker = given.pop("role", given.pop("from", None))
@@ -209,7 +209,7 @@ def text_of(message: Message) -> str:
 
 
 def message_texts(message: Message) -> list[str]:
-    """The texts of a message's content: one, or those between its images.
+    """Return the texts of a message's content: one, or those between its images.
 
     Args:
         message: in one form.
@@ -224,7 +224,7 @@ def message_texts(message: Message) -> list[str]:
 
 
 def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
-    """Names of the images in messages, in their order; empty for those that have none yet.
+    """List the names of the images in messages, in order; empty for those that have none yet.
 
     Args:
         messages: in one form, any number.
@@ -238,7 +238,7 @@ def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
 
 
 def image_content(record: Record, content: Json, name: str) -> JsonArray | None:
-    """Parts of text and images, neighbouring texts joined; None of what holds no image.
+    """Return parts of text and images, neighbouring texts joined; None if there is no image.
 
     Args:
         record: the row, for messages of errors.
@@ -281,7 +281,7 @@ def _text(record: Record, content: Json, name: str) -> str | None:
 
 
 def _calls(record: Record, calls: Json, name: str) -> list[JsonObject]:
-    """Calls of functions with arguments as objects, which is what chat templates expect."""
+    """Return calls of functions with arguments as objects, which chat templates expect."""
     found: list[JsonObject] = []
     for call in calls if isinstance(calls, list) else [calls]:
         inner = call.get("function") or call if isinstance(call, dict) else None
@@ -312,7 +312,7 @@ def _parsed(record: Record, text: Json, what: str, expected: str) -> Json:
 
 
 def _without_absent(value: Json, record: Record) -> Json:
-    """A value of a Parquet file without the keys that only other rows of its column have."""
+    """Return a value of a Parquet file without the keys that only other rows of its column have."""
     if record.start >= 0:
         return value
     if isinstance(value, dict):

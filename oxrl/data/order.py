@@ -22,7 +22,7 @@ class RowSource(Protocol[Unit]):
 
     def __len__(self) -> int: ...
     def at(self, draw: int, *, seed: int) -> Unit:
-        """The unit at a position of the order that a seed decides.
+        """Return the unit at a position of the order that a seed decides.
 
         Args:
             draw: from 0, without an end.
@@ -189,7 +189,7 @@ class Mixture(Generic[Unit]):
         return sum(map(len, self._sources))
 
     def locate(self, draw: int) -> tuple[int, int]:
-        """The source of a global position, and the position in the source's own order.
+        """Find the source of a global position, and the position in the source's own order.
 
         Args:
             draw: the position, from 0.
@@ -200,7 +200,7 @@ class Mixture(Generic[Unit]):
         return self._shares.locate(draw)
 
     def at(self, draw: int, *, seed: int) -> Unit:
-        """The unit at `draw` of the mixed order of `seed`; each source has an order of its own.
+        """Return the unit at `draw` of the mixed order of `seed`; each source has its own order.
 
         Args:
             draw: the position, from 0, without an end.
@@ -211,5 +211,5 @@ class Mixture(Generic[Unit]):
 
 
 def _source_seed(seed: int, source: int) -> int:
-    """The seed of the order of one source of a mixture."""
+    """Return the seed of the order of one source of a mixture."""
     return stable_seed("mixture", seed, source)

@@ -81,7 +81,7 @@ class PreferenceDataset(Dataset[Judged]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Judged]:
-        """One pair of a row, or its judged completions one by one."""
+        """Encode the pair of a row, or its judged completions one by one."""
         paired = "chosen" in record.fields and "rejected" in record.fields
         if not paired:
             _check_label(record, unpaired=options.unpaired)
@@ -106,15 +106,13 @@ class PreferenceDataset(Dataset[Judged]):
 
     @classmethod
     def measure(cls, units: Sequence[Judged]) -> Measured:
-        """The longest completion with its prompt, and whether the better one is longer than the
-        worse.
-        """
+        """Measure the longest completion with its prompt, and if the better is the longer one."""
         lengths = [len(row.token_ids) for unit in units for row in unit.rows]
         desirable = sum(unit.desirable for unit in units)
         return max(lengths), {"chosen_longer": lengths[0] > lengths[-1], "desirable": desirable}
 
     def chosen(self, indices: Sequence[int]) -> list[Judged]:
-        """The units at `indices`.
+        """Return the units at `indices`.
 
         Args:
             indices: in file order, from 0; one may come twice.
@@ -163,7 +161,7 @@ class PreferenceDataset(Dataset[Judged]):
         return self._changed(followed)
 
     def _next_of_another_prompt(self, index: int, shown: Example) -> Example | None:
-        """The first row after unit `index`, going round, whose prompt differs, if there is one."""
+        """Find the first row after unit `index`, going round, whose prompt differs, if one does."""
         size = len(self)
         for step in range(1, size):
             row = self._units[(index + step) % size].rows[0]
@@ -188,7 +186,7 @@ class PreferenceDataset(Dataset[Judged]):
 
 
 def prompt_tokens(row: Example) -> TokenIds:
-    """The tokens before the first one that is trained.
+    """Return the tokens before the first one that is trained.
 
     Args:
         row: with at least one trained token.
@@ -236,7 +234,7 @@ def to_preference_batch(
 
 
 def _thinned(row: Example, count: int) -> Example:
-    """The row with `count` of its trained tokens left trained."""
+    """Return the row with `count` of its trained tokens left trained."""
     positions = [position for position, trained in enumerate(row.trained) if trained]
     kept = set(random.Random(stable_seed("sampo", row.uid)).sample(positions, count))
     return replace(row, trained=tuple(position in kept for position in range(len(row.trained))))
@@ -265,7 +263,7 @@ def _columns(record: Record) -> dict[str, float]:
 
 
 def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages, list[Messages]]:
-    """The messages before the replies that are in the fields `names`, and those of each reply."""
+    """Return the messages before the replies in the fields `names`, and those of each reply."""
     fields = record.fields
     replies = [read_messages(record, fields[name], what=name, role="assistant") for name in names]
     if "prompt" in fields:

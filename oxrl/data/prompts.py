@@ -49,7 +49,7 @@ class PromptDataset(Dataset[Prompt]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
-        """The prompt of a row; fields that are not oxRL's own become metadata."""
+        """Encode the prompt of a row; fields that are not oxRL's own become metadata."""
         if "prompt" not in record.fields:
             record.fail("no 'prompt'", EXPECTED)
         messages = read_messages(record, record.fields["prompt"], what="prompt")
@@ -88,7 +88,7 @@ class PromptDataset(Dataset[Prompt]):
 
     @classmethod
     def measure(cls, units: Sequence[Prompt]) -> Measured:
-        """The length of the prompt with its template."""
+        """Measure the length of the prompt with its template."""
         return len(units[0].token_ids), {}
 
 
@@ -104,7 +104,7 @@ class AnsweredPrompts(PromptDataset):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
-        """The prompt of a row to imitate: what stands before its last reply."""
+        """Encode the prompt of a row to imitate: what stands before its last reply."""
         fields = dict(record.fields)
         if "messages" in fields:
             name = "messages"

@@ -149,7 +149,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 
 def _parse(line: bytes, place: str, start: int) -> JsonObject:
-    """The JSON object on a line that begins at byte `start` of its file."""
+    """Parse the JSON object on a line that begins at byte `start` of its file."""
     try:
         fields = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

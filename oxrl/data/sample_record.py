@@ -10,7 +10,7 @@ SampleLine = dict[str, object]
 
 
 def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:
-    """One line of samples.jsonl.
+    """Make one line of samples.jsonl.
 
     Args:
         rollout: the scored sample.
@@ -74,7 +74,7 @@ def prompt_fields(prompt: Prompt) -> Values:
 
 
 def _version_spans(versions: Sequence[int]) -> list[list[int]]:
-    """Runs of equal weight versions as [version, first token, token after the last]."""
+    """List runs of equal weight versions as [version, first token, token after the last]."""
     spans: list[list[int]] = []
     for position, version in enumerate(versions):
         if spans and spans[-1][0] == version:
@@ -104,7 +104,7 @@ def _episode_fields(episode: Rollout) -> Values:
 
 
 def recorded_prompt(line: Named) -> Prompt:
-    """The prompt of a line of samples.jsonl, without its token ids.
+    """Read the prompt of a line of samples.jsonl, without its token ids.
 
     Args:
         line: with `uid` and `prompt`; all else may be missing.

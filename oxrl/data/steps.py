@@ -44,7 +44,7 @@ class StepDataset(Dataset[Steps]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Steps]:
-        """One judged solution of a row, its steps joined by line ends."""
+        """Encode the judged solution of a row, its steps joined by line ends."""
         texts = record.fields.get("completions")
         labels = record.fields.get("labels")
         if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -68,9 +68,7 @@ class StepDataset(Dataset[Steps]):
 
     @classmethod
     def measure(cls, units: Sequence[Steps]) -> Measured:
-        """The length of the solution with its prompt, how many steps it has, and how many are
-        right.
-        """
+        """Measure the solution with its prompt, and count its steps and those that are right."""
         (unit,) = units
         right = sum(label > 0.5 for label in unit.labels)
         return len(unit.token_ids), {"steps": len(unit.ends), "right": right}

@@ -48,7 +48,7 @@ class TrainingTemplate:
         return FOLDER / self.file
 
     def text(self) -> str:
-        """The template."""
+        """Read the template."""
         return self.settings + self.path.read_text(encoding="utf-8")
 
 
@@ -76,7 +76,7 @@ TRAINING_TEMPLATES = {
 
 
 def template_file(name: str) -> Path:
-    """The file that `model.chat_template` stands for: a training template's, or its own.
+    """Find the file that `model.chat_template` stands for: a training template's, or its own.
 
     Args:
         name: the name of a training template, or a path.
@@ -89,7 +89,7 @@ def template_file(name: str) -> Path:
 
 
 def template_text(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The template that `model.chat_template` names.
+    """Read the template that `model.chat_template` names.
 
     Args:
         name: of a training template, or a path.
@@ -135,7 +135,7 @@ def suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def fitting_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The training template that asks a first question exactly as the tokenizer's own does.
+    """Find the training template that asks a first question exactly as the tokenizer's own does.
 
     Args:
         tokenizer: with a chat template, which may be broken.
@@ -155,7 +155,7 @@ def fitting_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Texts that are one token wherever they stand.
+    """Return the texts that are one token wherever they stand.
 
     Args:
         tokenizer: of the model.
@@ -167,7 +167,7 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 
 def _question(tokenizer: PreTrainedTokenizerBase, template: str) -> str | None:
-    """A question as a template puts it, without today's date; None where it cannot."""
+    """Render a question by a template, without today's date; None where it cannot."""
     # Imported here: a start that needs no template does not pay for it.
     import jinja2
 

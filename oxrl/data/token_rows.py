@@ -115,7 +115,7 @@ class Laid:
 
 
 def to_inputs(rows: Sequence[Laid], pad_id: int, images: Images) -> TokenBatch:
-    """Rows as a model reads them, with the images that they show.
+    """Lay rows out as a model reads them, with the images that they show.
 
     Args:
         rows: B rows.
@@ -131,7 +131,7 @@ def to_inputs(rows: Sequence[Laid], pad_id: int, images: Images) -> TokenBatch:
 
 
 def lay_out(rollout: Rollout) -> list[Laid]:
-    """A rollout token by token, with its rewards in place.
+    """Lay a rollout out token by token, with its rewards in place.
 
     A segment with a context of its own begins a row; a response has one, an episode may have more.
     The outcome reward sits on the last policy token; a segment's own reward on that segment's last

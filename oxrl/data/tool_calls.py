@@ -36,7 +36,7 @@ class BrokenCall:
 
 
 def find_calls(text: str) -> list[ToolCall | BrokenCall]:
-    """The calls in a text, in order; empty where it calls nothing.
+    """Find the calls in a text, in order; empty where it calls nothing.
 
     Args:
         text: what the model wrote in a turn.
@@ -56,7 +56,7 @@ def find_calls(text: str) -> list[ToolCall | BrokenCall]:
 
 
 def read_call(text: str) -> ToolCall | BrokenCall:
-    """One call from its JSON.
+    """Read one call from its JSON.
 
     Args:
         text: JSON of an object with `name`, and `arguments` or `parameters`.

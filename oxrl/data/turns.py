@@ -65,7 +65,7 @@ class TurnEncoder:
         self._tool_role = tool_role
 
     def opening(self, messages: MessageSequence, tools: Tools = ()) -> TokenIds:
-        """Token ids up to where the policy writes its first turn.
+        """Encode what is read up to where the policy writes its first turn.
 
         Args:
             messages: the conversation so far.
@@ -175,7 +175,7 @@ class TurnEncoder:
     def kept_suffix(
         self, before: MessageSequence, text: str, answer: MessageSequence, tools: Tools = ()
     ) -> Suffix | None:
-        """The suffix of a turn, if the template writes all before it as it was read.
+        """Return the suffix of a turn, if the template writes all before it as it was read.
 
         Args:
             before: the conversation that the turn answered.
@@ -264,7 +264,7 @@ class TurnEncoder:
 
 
 def _tried(tools_answer: bool) -> list[tuple[str, str, str]]:
-    """(what it is, a text of the policy, the role that answers it) for the check at the start."""
+    """List (what it is, a text of the policy, the role that answers) for the check at the start."""
     roles = ("user", "tool") if tools_answer else ("user",)
     return [
         (f"{name} before a message of role {role!r}", text, role)
