@@ -48,7 +48,7 @@ class MicroBatch(NamedTuple):
 
 
 def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> ActivationBytes:
-    """Activations of one micro-batch at their most, when the backward pass begins.
+    """Count the activations of one micro-batch at their most, when the backward pass begins.
 
     Checkpointing keeps the input of each layer, and computes one layer at a time again.
 

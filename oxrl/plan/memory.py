@@ -130,7 +130,7 @@ def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
 
 
 def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
-    """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
+    """Count the bytes that a rank holds between steps: on its device, and in CPU memory."""
     zero = cfg.deepspeed
     each = held_of(cfg, dims)
     trained, frozen = _models(cfg, dims)
@@ -206,7 +206,7 @@ def sync_bytes(cfg: Config, dims: ModelDims) -> int:
 
 
 def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
-    """Bytes of a sampler's cache and of its own weights, where it has some."""
+    """Count the bytes of a sampler's cache and of its own weights, where it has some."""
     engine = cfg.inference_engine
     size = cfg.model.weight_bytes
     per_token = 2 * dims.layers * dims.keys * size
@@ -223,7 +223,7 @@ def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
 
 
 def _longest_row(cfg: Config) -> int:
-    """Tokens of the longest prompt and response that a run may sample."""
+    """Count the tokens of the longest prompt and response that a run may sample."""
     context = cfg.model.context_length
     if context is None:
         return cfg.rollout.max_tokens
@@ -233,7 +233,7 @@ def _longest_row(cfg: Config) -> int:
 
 
 def rows_no_longer(cfg: Config, tokens: int) -> Config:
-    """The configuration of a run whose longest row, response included, has so many tokens."""
+    """Copy the configuration for rows of at most so many tokens, response included."""
     model = cfg.model.model_copy(update={"max_length": tokens})
     return cfg.model_copy(update={"model": model})
 
@@ -279,7 +279,7 @@ def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or that the container leaves to it."""
+    """Return the bytes of memory of this machine, or that the container leaves to it."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if MEMORY_LIMIT.is_file():
         limit = MEMORY_LIMIT.read_text().strip()

@@ -17,7 +17,7 @@ ALLOCATED = 1.05
 
 
 def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
-    """Bytes of memory that a run needs at its most, and what it needs by phase, in words.
+    """Count the bytes of memory that a run needs at its most, and tell by phase, in words.
 
     Args:
         dims: of `cfg.model`.
@@ -43,7 +43,7 @@ def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
 
 
 def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """Bytes of the checkpoints that are on the disk at once, and how many these are.
+    """Count the bytes of the checkpoints that are on the disk at once, and the checkpoints.
 
     Args:
         dims: of `cfg.model`.
@@ -58,7 +58,7 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 
 
 def model_bytes(cfg: Config) -> int:
-    """Bytes of the policy's weights; 0: unknown."""
+    """Count the bytes of the policy's weights; 0: unknown."""
     dims = model_dims(cfg.model.name)
     return 0 if dims is None else dims.parameters * cfg.model.weight_bytes
 

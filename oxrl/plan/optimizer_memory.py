@@ -53,7 +53,7 @@ def held_of(cfg: Config, dims: ModelDims) -> Held:
 
 
 def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
-    """Bytes of the model under an adapter.
+    """Count the bytes of the model under an adapter.
 
     Args:
         dims: of `cfg.model`.
@@ -71,7 +71,7 @@ def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
 
 
 def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
-    """Bytes per trained weight that the optimizer keeps between steps."""
+    """Count the bytes per trained weight that the optimizer keeps between steps."""
     optimizer = cfg.train.optimizer
     if optimizer == "adamw" or not dims.parameters:
         return MOMENTS

@@ -132,7 +132,7 @@ def _passes(cfg: Config, drawn: int, unit: str) -> str:
 
 
 def count_rows(path: str) -> int:
-    """Rows of a JSONL (lines that are not blank) or Parquet file.
+    """Count the rows of a JSONL (lines that are not blank) or Parquet file.
 
     Args:
         path: a file, or one on the hub, which is fetched as the run will.
@@ -195,7 +195,7 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
 
 
 def _waits(cfg: Config) -> str:
-    """The longest wait of each phase, with the bytes of this model."""
+    """Describe the longest wait of each phase, with the bytes of this model."""
     weights = model_bytes(cfg)
     sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]

@@ -163,7 +163,7 @@ def _folder_of(name: str) -> Path:
 
 
 def _architecture(cfg: Config, folder: Path) -> str:
-    """The class that a model's config.json asks for.
+    """Return the class that a model's config.json asks for.
 
     Raises:
         DataError: transformers has no causal language model of that family.
@@ -343,7 +343,7 @@ def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any
 
 
 def _longest_prompt(cfg: Config) -> int | None:
-    """Tokens of the longest prompt that leaves room for a response, where that is known."""
+    """Count the tokens of the longest prompt that leaves room for a response, if that is known."""
     if cfg.data.max_prompt_tokens is not None:
         return cfg.data.max_prompt_tokens
     context = cfg.model.context_length
@@ -428,7 +428,7 @@ def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patienc
 
 
 def _answered(prompt: Prompt) -> Completion:
-    """A made-up completion that states the right answer."""
+    """Make up a completion that states the right answer."""
     return Completion(segments=(), text=f"#### {prompt.answer}", finish_reason="stop")
 
 
@@ -569,7 +569,7 @@ def _memory_text(cfg: Config, when: str) -> str:
 
 
 def _dims(cfg: Config) -> ModelDims:
-    """Sizes of the model.
+    """Return the sizes of the model.
 
     Raises:
         Unknown: its files do not tell, or are not here.
