@@ -49,7 +49,7 @@ def _nowhere(what: str, done: int, total: int) -> None:
 
 
 def followed(items: Iterable[Item], what: str, total: int = 0) -> Iterator[Item]:
-    """The same items, told of as they are taken.
+    """Yield the same items, and tell of each as it is taken.
 
     Args:
         items: any number of them.

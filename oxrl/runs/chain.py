@@ -45,7 +45,7 @@ class Chain:
 
 
 def first_break(lines: Iterable[bytes]) -> int | None:
-    """The number, from 1, of the first line that is not what was written after those before it.
+    """Find the first line, from 1, that is not what was written after those before it.
 
     None where every line is right.
     """

@@ -80,7 +80,7 @@ class Clock:
         self._between = RECORD
 
     def take(self) -> Metrics:
-        """The seconds of every phase and of the whole step; a new step begins."""
+        """Return the seconds of every phase and of the whole step; a new step begins."""
         now = monotonic()
         self._seconds[self._between] += now - self._last
         self._last = now

@@ -206,7 +206,7 @@ class Console(AbstractContextManager["Console"]):
 
 
 def _columns(metrics: Metrics) -> list[str]:
-    """The numbers of a step, each with its label."""
+    """List the numbers of a step, each with its label."""
     columns: list[str] = []
     for label, keys, form in COLUMNS:
         values = [metrics[key] for key in keys if key in metrics]
@@ -218,7 +218,7 @@ def _columns(metrics: Metrics) -> list[str]:
 
 
 def _part_columns(metrics: Metrics) -> list[str]:
-    """The mean of every part of a reward, of the first few; not what a part is made of itself."""
+    """List the mean of every part of a reward, for the first few, without what they are made of."""
     names = [key.removeprefix(PART) for key in metrics if key.startswith(PART)]
     parts = [name for name in names if "/" not in name and "." not in name]
     return [f"{name} {metrics[PART + name]:z.3f}" for name in parts[:MOST_PARTS]]
@@ -247,7 +247,7 @@ class _Shown(logging.Formatter):
         self._indent = indent
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record, the lines after its first one indented."""
+        """Format one record, the lines after its first one indented."""
         return shown(super().format(record)).replace("\n", f"\n{self._indent}")
 
 

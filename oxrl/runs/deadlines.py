@@ -74,7 +74,7 @@ class Deadlines:
 
     @classmethod
     def alike(cls, seconds: float, seconds_per_gb: float = 50.0) -> Deadlines:
-        """The same for every phase, but that loading may always take LEAST_LOAD_S."""
+        """Make the same deadline for every phase, but that loading may always take LEAST_LOAD_S."""
         alike: dict[Phase, float] = dict.fromkeys(PHASES, seconds)
         alike["load"] = max(seconds, LEAST_LOAD_S)
         return cls(alike, seconds_per_gb)

@@ -405,7 +405,7 @@ def require_own_kinds(directory: Path) -> None:
 
 
 def _entries(directory: Path) -> set[str]:
-    """Names in `directory`, apart from the lock and from files that never got their name."""
+    """List the names in `directory`, apart from the lock and from files that never got theirs."""
     names = {entry.name for entry in directory.iterdir()}
     return {name for name in names if name != ".lock" and not name.startswith(".tmp-")}
 
@@ -470,7 +470,7 @@ def differences(
 
 
 def with_parts(values: Mapping[str, Any]) -> Json:
-    """A flat config in which every field of a reward's parts has a path of its own."""
+    """Flatten a config so that every field of a reward's parts has a path of its own."""
     found: Json = {}
     for path, value in values.items():
         if path != PARTS or not isinstance(value, Mapping):
@@ -484,7 +484,7 @@ def with_parts(values: Mapping[str, Any]) -> Json:
 
 
 def _config_changes(directory: Path, new: Json) -> Changes:
-    """(value in config.yaml, value now) of every field that differs.
+    """Return (value in config.yaml, value now) of every field that differs.
 
     Raises:
         RunDirectoryError: config.yaml is not what was written there.

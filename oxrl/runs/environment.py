@@ -49,7 +49,7 @@ VARIABLES = (
 
 
 def environment() -> Json:
-    """Versions, hardware, git state and command line of this process, as JSON values."""
+    """Describe versions, hardware, git state and command line of this process, as JSON."""
     versions: dict[str, str] = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -73,7 +73,7 @@ def environment() -> Json:
 
 
 def torch_state() -> Json | None:
-    """Threads and GPUs of torch; None where it was not imported, which would take seconds."""
+    """Describe threads and GPUs of torch; None if it was not imported, which would take seconds."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -86,7 +86,7 @@ def torch_state() -> Json | None:
 
 
 def git_state(directory: Path) -> Json | None:
-    """The commit of the repository around `directory`, and whether tracked files differ from it.
+    """Return the commit of the repository around `directory`, and whether files differ from it.
 
     Returns:
         None outside of git.
@@ -141,7 +141,7 @@ def command_line(extra: Sequence[str] = ()) -> str:
 
 
 def without_secret(argument: str) -> str:
-    """An argument of a command line; the value goes where its name is that of a secret."""
+    """Mask an argument of a command line: the value goes where its name is that of a secret."""
     name, equals, _ = argument.partition("=")
     if equals and SECRET_NAME.fullmatch(name):
         return f"{name}={HIDDEN}"

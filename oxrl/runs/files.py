@@ -50,7 +50,7 @@ def clear(path: Path) -> None:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files under a directory."""
+    """Count the bytes of all files under a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -165,7 +165,7 @@ def pretty_json(value: object) -> str:
 
 
 def read_json(path: Path) -> Json | None:
-    """The JSON object in a file; None where there is no such file, or something else in it."""
+    """Read the JSON object in a file; None where there is no file, or something else in it."""
     try:
         return json_object(path.read_bytes())
     except OSError:
@@ -198,7 +198,7 @@ def json_safe(value: object) -> Any:
 
 
 def encode_line(record: Record) -> bytes:
-    """One line of UTF-8, keys in the order given."""
+    """Encode one line of UTF-8, keys in the order given."""
     value = json_safe(record)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -239,7 +239,7 @@ def read_records_from(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
 
 
 def read_numbers(path: Path) -> Iterator[Json]:
-    """Every complete line of a file of metrics; NaN and infinities stand there as words.
+    """Yield every complete line of a file of metrics; NaN and infinities stand there as words.
 
     Raises:
         RunDirectoryError: as `read_records`, or a value is no number, or a line has no step.
@@ -264,7 +264,7 @@ def _is_number(value: object) -> bool:
 
 
 def json_object(line: bytes) -> Json | None:
-    """The JSON object on a line; None where there is none."""
+    """Parse the JSON object on a line; None where there is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

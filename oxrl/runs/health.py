@@ -59,7 +59,7 @@ class Health:
             self.new(_numbers(record))
 
     def new(self, line: Metrics) -> list[Sign]:
-        """The signs that have held long enough with this line, and were not told before."""
+        """List the signs that have held long enough with this line, and were not told before."""
         self._seen.add(line)
         found: list[Sign] = []
         for sign in SIGNS:
@@ -95,7 +95,7 @@ def page_of(name: str) -> str:
 def verdicts(
     records: Iterable[Json], vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING
 ) -> list[Verdict]:
-    """Every check on the lines of a run, in the order of SIGNS.
+    """Make every check on the lines of a run, in the order of SIGNS.
 
     Args:
         records: lines of metrics.jsonl.
@@ -130,5 +130,5 @@ def verdicts(
 
 
 def _numbers(record: Record) -> Metrics:
-    """The numbers of a line as it was read, those by name ("nan") included."""
+    """Return the numbers of a line as it was read, those by name ("nan") included."""
     return {name: float(value) for name, value in record.items()}  # pyright: ignore

@@ -59,12 +59,12 @@ class Seen:
             self._start.append(line)
 
     def at_start(self, name: str) -> float:
-        """The mean of a metric over the first START steps; NaN while there are not so many."""
+        """Return the mean of a metric over the first START steps; NaN before there are so many."""
         known = [line[name] for line in self._start if name in line]
         return statistics.fmean(known) if len(known) == START else math.nan
 
     def halves(self, name: str) -> tuple[list[float], list[float]]:
-        """A metric in the older and in the newer half of the window."""
+        """Return a metric in the older and in the newer half of the window."""
         middle = len(self.lines) // 2
         lines = list(self.lines)
         older = [line[name] for line in lines[:middle] if name in line]
@@ -88,7 +88,7 @@ class Sign(NamedTuple):
 
 
 def at_least(name: str, least: float) -> Callable[[Seen], bool]:
-    """A sign that one metric shows by itself.
+    """Make a sign that one metric shows by itself.
 
     Args:
         name: of the metric; a line without it shows nothing.
@@ -138,7 +138,7 @@ def _parts_differ(line: Metrics) -> bool:
 
 
 def _rewards(line: Metrics) -> tuple[float, float] | None:
-    """The smallest and the largest reward of a step; None where nothing was scored."""
+    """Return the smallest and the largest reward of a step; None where nothing was scored."""
     least = line.get("reward/min", math.nan)
     most = line.get("reward/max", math.nan)
     return None if math.isnan(least) or math.isnan(most) else (least, most)

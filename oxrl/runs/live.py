@@ -119,7 +119,7 @@ class LiveView:
 
 
 def _one(parts: Iterable[str]) -> Text:
-    """One line, cut off where the terminal ends."""
+    """Join texts to one line, cut off where the terminal ends."""
     return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
@@ -137,7 +137,7 @@ def _bar(console: RichConsole, total_steps: int, title: str) -> Progress:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Numbers as a row of bars, from their smallest to their largest."""
+    """Draw numbers as a row of bars, from their smallest to their largest."""
     known = [value for value in values if isfinite(value)]
     if len(known) < 2:
         return ""

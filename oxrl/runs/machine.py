@@ -33,7 +33,7 @@ class MachineSpeed:
 
 @functools.cache
 def machine_speed(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
-    """The best of a few products of square matrices, and of a few copies.
+    """Measure the best of a few products of square matrices, and of a few copies.
 
     The first of each warms up and is not counted.
 

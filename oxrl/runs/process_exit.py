@@ -24,7 +24,7 @@ LEFT = (
 
 
 def end_of(process: subprocess.Popen[bytes], what: str) -> int:
-    """The exit code of a child that was killed; -9 as well where it is still there.
+    """Return the exit code of a child that was killed; -9 as well where it is still there.
 
     Args:
         what: it is, for the warning then.
@@ -37,7 +37,7 @@ def end_of(process: subprocess.Popen[bytes], what: str) -> int:
 
 
 def end_of_pid(pid: int, what: str) -> int:
-    """The same of a child that `os.fork` made."""
+    """Return the same of a child that `os.fork` made."""
     until = monotonic() + KILLED_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -190,7 +190,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             raise _cannot_record(self._folder / name, error) from error
 
     def _read(self, name: str, size: int | None) -> bytes:
-        """The first `size` bytes of a file, of all where None, also where its name is gone."""
+        """Read the first `size` bytes of a file, all if None, also where its name is gone."""
         descriptor = self._files[name].fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size if size is None else size, 0)
 

@@ -15,7 +15,7 @@ PHASES = {
 
 
 def sample_text(line: Record) -> str:
-    """A sample on one line: what was asked, what came, what it earned."""
+    """Put a sample on one line: what was asked, what came, what it earned."""
     reward = line.get("reward")
     earned = f"{reward:.3g}" if isinstance(reward, float | int) else str(line.get("status", ""))
     return f"[{earned}] {_one_line(line.get('prompt'))} → {_one_line(line.get('response'))}"

@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
 
 def find_target(given: str | Path, pins: ExitStack) -> Target:
-    """The model that a run, its folder of checkpoints, a checkpoint or a model's name stands for.
+    """Find the model that a run, its folder of checkpoints, a checkpoint or a model's name means.
 
     Args:
         given: a run directory (its newest whole checkpoint is meant), a checkpoint in one, a
@@ -49,9 +49,7 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
 
 
 def named_run(given: str | Path) -> Path | None:
-    """The run that a folder is, or is the folder of checkpoints of; None where it is something
-    else.
-    """
+    """Find the run that a folder is, or is the folder of checkpoints of; None if it is neither."""
     folder = Path(given)
     if folder.name == CHECKPOINTS and is_run(folder.parent):
         return folder.parent
@@ -82,7 +80,7 @@ def longest_row(model: str | Path, otherwise: int | None) -> int | None:
 
 
 def newest_checkpoint(run: Path) -> Path:
-    """The folder of a run's newest whole checkpoint.
+    """Find the folder of a run's newest whole checkpoint.
 
     Raises:
         CheckpointError: it has none.
@@ -94,7 +92,7 @@ def newest_checkpoint(run: Path) -> Path:
 
 
 def learned(run: Path) -> Path:
-    """The folder of the weights that a run is worth going on with.
+    """Find the folder of the weights that a run is worth going on with.
 
     Returns:
         Those of its best evaluation, where it keeps them; else its newest whole checkpoint.

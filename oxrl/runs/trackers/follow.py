@@ -122,7 +122,7 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[Json],
 
 
 def numbers(record: Json) -> Metrics:
-    """The metrics of a line, without its step and the hash of the file."""
+    """Return the metrics of a line, without its step and the hash of the file."""
     values = {key: value for key, value in record.items() if key not in ("step", chain.FIELD)}
     return {key: float(value) for key, value in values.items()}
 
