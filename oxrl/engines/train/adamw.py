@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def undecayed(model: Module) -> frozenset[str]:
-    """Parameters that hold no matrix product: norms, biases and embeddings.
+    """Name the parameters that hold no matrix product: norms, biases and embeddings.
 
     An embedding that is the output head too is one of them.
     """
@@ -45,7 +45,7 @@ def undecayed(model: Module) -> frozenset[str]:
 
 
 def weight_decays(model: Module, options: TrainerOptions) -> Metrics:
-    """The decay of each parameter, by name."""
+    """Return the decay of each parameter, by name."""
     spared = undecayed(model) if options.decay == "matrices" else frozenset[str]()
     return {
         name: 0.0 if name in spared else options.weight_decay
@@ -77,7 +77,7 @@ def adamw(
 
 
 def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
-    """Norm of AdamW's last change of a piece, from its moments: no copy of the weights is kept.
+    """Compute the norm of AdamW's last change of a piece from its moments: no weights are copied.
 
     A piece may be all that a rank holds, so what is computed stays in one tensor.
     """

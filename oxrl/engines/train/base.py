@@ -126,7 +126,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         ...
 
     def weights(self, part: Part = "all") -> BucketStream:
-        """The weights as the model computes with them; collective across ranks.
+        """Yield the weights as the model computes with them; collective across ranks.
 
         Args:
             part: which of them.

@@ -55,7 +55,7 @@ class DummyRows:
 
 
 def rounds_apart(batch: TrainBatch, shares: Sequence[Sequence[Tensor]]) -> set[int]:
-    """The rounds in which some rank reads an image and another reads none.
+    """Find the rounds in which some rank reads an image and another reads none.
 
     Args:
         batch: the whole batch.
@@ -72,7 +72,7 @@ def rounds_apart(batch: TrainBatch, shares: Sequence[Sequence[Tensor]]) -> set[i
 
 
 def company(inputs: TokenBatch) -> TokenBatch:
-    """The row [1, T] of a batch that has the smallest images, with nothing in it to be trained.
+    """Return the row [1, T] of a batch that has the smallest images, with nothing to be trained.
 
     Args:
         inputs: some row of it has images.
@@ -87,7 +87,7 @@ def company(inputs: TokenBatch) -> TokenBatch:
 
 
 def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:
-    """The rows of two batches as one batch, as long as the longer of them."""
+    """Join the rows of two batches as one batch, as long as the longer of them."""
     length = max(first.tokens.shape[1], second.tokens.shape[1])
     fields: Tensors = {}
     for name in FIELDS:
@@ -117,14 +117,14 @@ def without_company(output: Output, inputs: TokenBatch) -> Output:
 
 
 def _widened(values: Tensor, length: int) -> Tensor:
-    """[B, T, ...] with zeros up to `length` along T."""
+    """Return [B, T, ...] with zeros up to `length` along T."""
     missing = length - values.shape[1]
     zeros = values.new_zeros(len(values), missing, *values.shape[2:])
     return torch.cat([values, zeros], dim=1)
 
 
 def _appended(first: Ragged, second: Ragged) -> Ragged:
-    """The rows of one after those of the other."""
+    """Append the rows of one to those of the other."""
     ends = second.row_offsets[1:] + first.row_offsets[-1]
     values = torch.cat([first.values, second.values])
     return Ragged(values=values, row_offsets=torch.cat([first.row_offsets, ends]))

@@ -30,7 +30,7 @@ class Reader(Module):
         self._temperature = temperature
 
     def forward(self, inputs: TokenBatch | Check, want: Want) -> Tensors:
-        """The fields of Output that were asked for, in a dict: hooks look into plain containers.
+        """Return the fields of Output that were asked for, as a dict: hooks look into those.
 
         A check is called instead, where the weights that it reads are gathered.
         """
@@ -68,7 +68,7 @@ def checkpoint_activations(model: Module) -> None:
 def _attention_kept(
     config: PreTrainedConfig,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a layer that is computed now, and of the same layer computed again: the second
-    has what computes attention now, which the end of a forward pass may have changed.
+    """Make the contexts of a layer that is computed now, and of the same layer computed again: the
+    second has what computes attention now, which the end of a forward pass may have changed.
     """
     return nullcontext(), attention_by(config, config._attn_implementation)  # pyright: ignore[reportPrivateUsage]

@@ -101,7 +101,7 @@ class FsdpTrainer(LocalTrainer):
         self._take_in(starmap(self._place, weights))
 
     def _place(self, name: str, tensor: Tensor) -> PieceOfWeight:
-        """This rank's rows of a tensor."""
+        """Return this rank's rows of a tensor."""
         rows = cast(DTensor, tensor)
         _, offsets = compute_local_shape_and_global_offset(
             rows.shape, rows.device_mesh, rows.placements
@@ -146,7 +146,7 @@ class FsdpTrainer(LocalTrainer):
             yield self._gathered(bucket, dtype, index % self.ranks.world)
 
     def _described(self, name: str, parameter: Tensor) -> Tensor:
-        """A tensor without memory that is as large as what is delivered of a weight."""
+        """Make a tensor without memory, as large as what is delivered of a weight."""
         return torch.empty(parameter.shape, dtype=self._stored[name].dtype, device="meta")
 
     @torch.no_grad()
@@ -209,7 +209,7 @@ def _take(whole: Tensor, own: Tensor, parameter: Tensor) -> list[dist.Work | Non
 
 
 def _joined_rows(rows: DTensor) -> Tensor:
-    """The whole of a tensor whose rows lie on several ranks; collective.
+    """Join a tensor whose rows lie on several ranks; collective.
 
     Each rank's rows arrive where they belong. All-gathering over gloo moves as many bytes, and then
     copies everything twice.
@@ -227,7 +227,7 @@ def _joined_rows(rows: DTensor) -> Tensor:
 
 
 def _computing_dtype(model: Module) -> torch.dtype | None:
-    """The low precision that gathered weights are cast to; None: they stay as they are.
+    """Return the low precision that gathered weights are cast to; None: they stay as they are.
 
     An adapter computes in float32 beside frozen weights as they are stored: nothing is cast then.
     """

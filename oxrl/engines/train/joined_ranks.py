@@ -128,7 +128,7 @@ class _Heartbeat:
         self._stop.set()
 
     def lost(self) -> str:
-        """The first that fell silent: those that were cut off by it stop a moment later."""
+        """Name the first that fell silent: those that were cut off by it stop a moment later."""
         deadline = monotonic() + SILENT_S + 2 * BEAT_S
         while (silent := self._read_at - min(self._changed_at)) <= SILENT_S:
             # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut

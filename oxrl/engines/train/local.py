@@ -73,11 +73,11 @@ class LocalTrainer(Trainer):
         """Replace the model's parameters by this rank's pieces."""
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        """The whole of a tensor that ranks hold pieces of; collective."""
+        """Join a tensor that ranks hold pieces of; collective."""
         return tensor
 
     def _piece(self, tensor: Tensor) -> Tensor:
-        """This rank's piece as a plain tensor."""
+        """Return this rank's piece as a plain tensor."""
         return tensor
 
     def _place(self, name: str, tensor: Tensor) -> PieceOfWeight:

@@ -130,8 +130,8 @@ def group_micro_batches(
 
 
 def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
-    """Each of `count` units, pairs of rows, with the tokens that it has where a prompt that its
-    rows have in common is there once.
+    """Return each of `count` units, pairs of rows, with the tokens that it has where a prompt that
+    its rows have in common is there once.
 
     Args:
         groups: of all rows.
@@ -150,7 +150,7 @@ def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
 
 
 def _fitting(group: Group, lengths: Integers, budget: int) -> Groups:
-    """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
+    """Cut a group into pieces of at most `budget` tokens, each with the prompt; longest first."""
     pieces: Groups = []
     rows: Integers = []
     tokens = group.prompt
@@ -167,7 +167,7 @@ def _fitting(group: Group, lengths: Integers, budget: int) -> Groups:
 
 
 def _filled(pieces: Groups, lengths: Integers, budget: int) -> MicroBatches:
-    """Pieces one after the other into micro-batches."""
+    """Fill micro-batches with pieces, one after the other."""
     cut: MicroBatches = []
     rows: Integers = []
     used = 0

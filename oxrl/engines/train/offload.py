@@ -23,7 +23,7 @@ class Kept(NamedTuple):
 
 
 def offloaded(count: Count | None = None) -> saved_tensors_hooks:
-    """A context: activations that autograd saves inside are copied to the CPU, and back when read.
+    """Make a context: activations that autograd saves inside go to the CPU, and back when read.
 
     Beside gradient checkpointing these are the inputs of the layers; what a layer computes again
     stays where it is. Weights stay too: they are on the device anyway.

@@ -84,7 +84,7 @@ class TrainerOptions:
             raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
 
     def learning_rate(self, step: int) -> float:
-        """The rate of optimizer step `step`: linear warm-up, then the schedule.
+        """Compute the rate of optimizer step `step`: linear warm-up, then the schedule.
 
         A pure function of the step, so a resumed or skipped step cannot shift it. Step
         `warmup_steps - 1` already has the full rate; "linear" and "cosine" reach 0 only at step

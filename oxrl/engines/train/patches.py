@@ -11,7 +11,7 @@ from oxrl.types import Ragged
 
 
 def patches_per_row(patches: Ragged, units: int) -> Tensor:
-    """Patches of the images of each unit, per row of it, [units] int64.
+    """Count the patches of the images of each unit, per row of it, [units] int64.
 
     Args:
         patches: of every image.

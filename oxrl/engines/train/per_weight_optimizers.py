@@ -127,7 +127,7 @@ class OneByOne(torch.optim.Optimizer):
     def _take_whole(
         self, weight: Parameter, gradient: Tensor, group: Group, state: State
     ) -> Tensor:
-        """The weight after Muon's step, whole: a piece of a matrix has other singular values."""
+        """Return the whole weight after Muon's step: pieces have other singular values."""
         stepped = self._raised(self._whole(weight.detach()))
         momentum = self._whole(state["momentum_buffer"])
         muon_step(stepped, self._whole(gradient), momentum, group)
@@ -137,7 +137,7 @@ class OneByOne(torch.optim.Optimizer):
         return stepped
 
     def _raised(self, values: Tensor) -> Tensor:
-        """A copy to step, at least float32."""
+        """Make a copy to step, at least float32."""
         dtype = torch.promote_types(values.dtype, torch.float32)
         return values.to(dtype, copy=True)
 

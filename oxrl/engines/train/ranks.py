@@ -40,7 +40,7 @@ class CollectivePatience:
             self._failed = (error, self.deadline)
 
     def of(self, error: BaseException) -> Deadline:
-        """The deadline that an error is about."""
+        """Return the deadline that an error is about."""
         self.failed(error)
         return self._failed[1] if self._failed else self.deadline
 
@@ -86,7 +86,7 @@ class Ranks:
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, on every rank; collective."""
+        """Gather the value of every rank, on every rank; collective."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
@@ -107,7 +107,7 @@ class Ranks:
                 tensor.wait(timedelta(seconds=self._patience.deadline.seconds))
 
     def any_of(self, value: T | None) -> T | None:
-        """The value of the first rank that has one, on every rank; collective."""
+        """Return the value of the first rank that has one, on every rank; collective."""
         return next((found for found in self.gather(value) if found is not None), None)
 
     def agree(self, value: T) -> T:

@@ -38,7 +38,7 @@ class Kept(NamedTuple):
         return self.dtype is None
 
     def stored_as(self, weight: WeightType) -> WeightType:
-        """Shape and type of the whole of it.
+        """Return the shape and type of the whole of it.
 
         Args:
             weight: as it is stored.
@@ -91,7 +91,7 @@ def rules_of(model: Module, head: Tensor, optimizer: Optimizer) -> dict[str, Opt
 
 
 def _hidden_matrices(model: Module, head: Tensor) -> frozenset[int]:
-    """The parameters that Muon steps, by their ids."""
+    """Find the parameters that Muon steps, by their ids."""
     ends = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
     ends.add(id(head))
     found: set[int] = set()

@@ -147,25 +147,25 @@ class Trainer(ABC):
 
     @abstractmethod
     def gradients(self) -> NamedTensors:
-        """(name, whole gradient accumulated so far) on every rank; collective.
+        """Yield (name, whole gradient accumulated so far) on every rank; collective.
 
         Only `skip_step` may follow.
         """
 
     @abstractmethod
     def _own_weights(self, part: Part) -> NamedTensors:
-        """(name, whole weight as the model computes with it) on every rank; collective."""
+        """Yield (name, whole weight as the model computes with it) on every rank; collective."""
 
     @abstractmethod
     def masters(self, part: Part = "all") -> NamedTensors:
-        """(name, whole weight as the optimizer holds it) on every rank; collective.
+        """Yield (name, whole weight as the optimizer holds it) on every rank; collective.
 
         Not what `weights` reads, wherever there are two copies.
         """
 
     @abstractmethod
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
-        """(gradient norm before the clip, whether the step was taken: only if that is finite)."""
+        """Clip, and step if the gradient is finite; return its norm before, and if it stepped."""
 
     @abstractmethod
     def _drop_gradients(self) -> None: ...
@@ -176,7 +176,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _trained(self) -> Iterable[str]:
-        """The weights that AdamW steps."""
+        """Return the weights that AdamW steps."""
 
     @abstractmethod
     def _adam_steps(self) -> dict[str, int]:
@@ -184,7 +184,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _held(self) -> HeldWeights:
-        """(WEIGHT, MASTER or a kind of what is kept, piece) of all that this rank is to write.
+        """Yield (WEIGHT, MASTER or an optimizer's kind, piece) of all that this rank is to write.
 
         All ranks together hold every element once.
         """
@@ -266,7 +266,7 @@ class Trainer(ABC):
         return merged.output(self.ranks)
 
     def _forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """The loss, over micro-batches and ranks, is left in `last_loss`."""
+        """Run forward and backward; the loss, over micro-batches and ranks, is in `last_loss`."""
         # Without any trained token there is no gradient at all, not a zero one that would still
         # move weights by momentum. Every rank sees the whole batch, so all of them decide alike.
         trained = _has_trained_token(batch)
@@ -312,7 +312,7 @@ class Trainer(ABC):
         return output
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
-        """One micro-batch through the model; an engine that wraps the model has its own way."""
+        """Run the model on one micro-batch; an engine that wraps the model has its own way."""
         return read_tokens(self.network, inputs, want, temperature=self.options.temperature)
 
     @property
@@ -405,7 +405,7 @@ class Trainer(ABC):
         return writer is not None
 
     def save_progress(self) -> tuple[int, bool]:
-        """Bytes that all ranks have written, and whether they are done; collective."""
+        """Return the bytes that all ranks have written, and whether they are done; collective."""
         if self._saving is None:
             return 0, True
         writer, thread = self._saving
@@ -454,7 +454,7 @@ class Trainer(ABC):
         return writer if writer.begin(describe) else None
 
     def _optimizer_files(self, adam_steps: Mapping[str, int]) -> Iterator[FileLayout]:
-        """The files of the optimizer's state, and of the masters of weights in low precision."""
+        """Yield the files of the optimizer's state, and of masters of weights in low precision."""
         masters: list[tuple[str, WeightType]] = []
         files: dict[str, list[tuple[str, WeightType]]] = {}
         for name in self._trained():
@@ -534,7 +534,7 @@ class Trainer(ABC):
     def weights_in_turn(
         self, part: Part = "all", dtype: torch.dtype | None = None
     ) -> Iterator[OneRanksBucket]:
-        """The buckets of `weights`, each whole on one rank only: bucket i on rank i % world.
+        """Yield the buckets of `weights`, each whole on one rank only: bucket i on rank i % world.
 
         Args:
             part: as of `weights`.
@@ -574,7 +574,7 @@ class Trainer(ABC):
     def _master_pieces(
         self, dtype: torch.dtype | None, part: Part
     ) -> Iterator[tuple[str, list[WeightPiece]]]:
-        """This rank's pieces of what `weights` has to yield; together the ranks have all.
+        """Yield this rank's pieces of what `weights` has to yield; together the ranks have all.
 
         Where every rank can read whole masters, they take turns.
         """
@@ -589,12 +589,12 @@ class Trainer(ABC):
             yield name, [piece_of(weight if dtype is None else weight.to(dtype))] if own else []
 
     def _stored_masters(self, part: Part) -> NamedTensors:
-        """Masters, rounded as they are stored."""
+        """Yield masters, rounded as they are stored."""
         for name, master in self.masters(part):
             yield name, self._delivered(name, master, None)
 
     def _of(self, part: Part) -> Iterator[tuple[str, Parameter]]:
-        """Parameters of the model, whole or cut up."""
+        """Yield parameters of the model, whole or cut up."""
         for name, parameter in self.model.named_parameters():
             if part == "all" or parameter.requires_grad:
                 yield name, parameter
@@ -643,7 +643,7 @@ def _has_trained_token(batch: TrainBatch) -> bool:
 
 
 def _zero_of(output: Output) -> Tensor:
-    """A zero that hangs on every weight.
+    """Return a zero that hangs on every weight.
 
     Backward must run on all ranks alike, also where there is nothing to learn.
     """
@@ -684,5 +684,5 @@ class Merged:
             field[rows, : value.shape[1]] = value[: len(rows)]
 
     def output(self, ranks: Ranks) -> Output:
-        """The whole batch, on every rank: each row is zero but on the rank that had it."""
+        """Sum the whole batch over ranks: each row is zero but on the rank that had it."""
         return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})

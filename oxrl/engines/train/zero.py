@@ -181,7 +181,7 @@ class DeepSpeedTrainer(Trainer):
         return p.ds_tensor[inside:]
 
     def _piece_of(self, name: str) -> PieceOfWeight:
-        """This rank's flat piece of a weight at stage 3, without what sticks out."""
+        """Return this rank's flat piece of a weight at stage 3, without what sticks out."""
         p: Any = self.model.get_parameter(name)
         size = p.ds_tensor.numel()
         kept = size - self._own_end(p).numel()
@@ -348,7 +348,7 @@ class DeepSpeedTrainer(Trainer):
                     yield kind or "master", self._even_share(piece) if self._stage == 0 else piece
 
     def _even_share(self, whole: PieceOfWeight) -> PieceOfWeight:
-        """This rank's share of what every rank has whole."""
+        """Return this rank's share of what every rank has whole."""
         size = whole.values.numel()
         start = size * self.ranks.rank // self.ranks.world
         end = size * (self.ranks.rank + 1) // self.ranks.world
