@@ -116,7 +116,7 @@ class RolloutEngine(Protocol):
         ...
 
     def metrics(self) -> Metrics:
-        """Counters since the last call, keys `rollout/...` and `throughput/...`."""
+        """Return the counters since the last call, keys `rollout/...` and `throughput/...`."""
         ...
 
     def sleep(self) -> None:

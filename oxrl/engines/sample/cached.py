@@ -140,7 +140,7 @@ class CachedSampler(ModuleSampler):
         self._finished += self._release(lane, self._sample(slots, 0, logits))
 
     def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
-        """Logits [n, V] after `tokens` [n, t], which the lane's cache then holds as well.
+        """Compute logits [n, V] after `tokens` [n, t], which the lane's cache then holds too.
 
         Args:
             requests: whose tokens these are.

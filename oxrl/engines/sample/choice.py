@@ -52,7 +52,7 @@ def module_sampler(
     longest: int | None = None,
     images: ImageStore | None = None,
 ) -> ModuleSampler:
-    """The sampler for a model that lies in this process.
+    """Build the sampler for a model that lies in this process.
 
     Args:
         model: a Hugging Face causal LM.

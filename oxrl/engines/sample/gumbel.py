@@ -48,7 +48,7 @@ def sample_tokens(
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One 64-bit key per row from its seed and the index of the token in its response.
+    """Make one 64-bit key per row from its seed and the index of the token in its response.
 
     Args:
         seeds: [n] int64.
@@ -62,7 +62,7 @@ def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def gumbel_noise(keys: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard Gumbel noise of which entry (i, v) is a function of (keys[i], v).
+    """Make standard Gumbel noise of which entry (i, v) is a function of (keys[i], v).
 
     Args:
         keys: [n] int64; 32 random bits per entry are made of each.

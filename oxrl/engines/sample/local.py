@@ -190,7 +190,7 @@ class LocalSampler(ModuleSampler):
 
 
 def _context(model: PreTrainedModel) -> int:
-    """The longest prompt and response, in tokens, that full attention is right for.
+    """Return the longest prompt and response, in tokens, that full attention is right for.
 
     Raises:
         EngineError: some layer has another attention.

@@ -86,7 +86,7 @@ class ModuleSampler(Sampler):
     def _completed(
         self, slots: Slots, ended: Sequence[int], reason: FinishReason | None
     ) -> Responses:
-        """The completions of slots; `reason` None means stop or length."""
+        """Return the completions of slots; `reason` None means stop or length."""
         finished: Responses = []
         for slot, response in zip(ended, slots.responses(ended), strict=True):
             request = slots.requests[slot]

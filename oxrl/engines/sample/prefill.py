@@ -91,7 +91,7 @@ def read_rows(network: CausalNetwork, rows: TokenRows) -> tuple[list[Tensor], Te
 
 
 def pad_rows(rows: TokenRows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of token ids as (right-padded tokens [P, T], lengths [P])."""
+    """Return rows of token ids as (right-padded tokens [P, T], lengths [P])."""
     lengths = [len(ids) for ids in rows]
     width = max(lengths)
     padded = [[*ids, *[0] * (width - len(ids))] for ids in rows]

@@ -45,7 +45,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """One step of everything that is here; what it ends goes to `_finished`."""
+        """Make one step of everything that is here; what it ends goes to `_finished`."""
 
     @abstractmethod
     def _stop(self, ids: set[str]) -> Responses:
@@ -124,7 +124,7 @@ class Sampler(ABC):
         return metrics
 
     def _ended(self, request: Request, reason: FinishReason, sampled: Prefix) -> Finished:
-        """A request with its response; `sampled` holds the request's own prefix too."""
+        """Return a request with its response; `sampled` holds the request's own prefix too."""
         segment = Segment(
             token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions
         )

@@ -86,7 +86,7 @@ class VisionSampler(CachedSampler):
         return inputs.to(self.model.device)
 
     def _read_whole(self, tokens: Tensor, requests: Requests) -> Any:
-        """Rows from their first token on, with their images."""
+        """Read rows from their first token on, with their images."""
         batch = unpadded(tokens)
         if self.images is not None:
             rows = [(request.prompt.uid, request.prompt.images) for request in requests]
@@ -115,7 +115,7 @@ class VisionSampler(CachedSampler):
         return copied
 
     def _next_positions(self, lane: Lane) -> Tensor:
-        """Positions [3, n, 1] of the last token of every row of a lane."""
+        """Return the positions [3, n, 1] of the last token of every row of a lane."""
         slots = lane.slots
         active = len(slots.requests)
         places = slots.prompt_end[:active] + slots.count[:active]

@@ -305,7 +305,7 @@ class VllmEngine(Sampler):
             self._note_version(active, self._state(name).detokenizer.num_output_tokens())
 
     def _note_version(self, active: _Active, sampled: int) -> None:
-        """The same of one request, of which vLLM has sampled so many tokens."""
+        """Note the same of one request, of which vLLM has sampled so many tokens."""
         known = len(active.versions) - len(active.request.prefix.token_ids)
         active.versions += [self._version] * (sampled - known)
         self._counted["tokens"] += sampled - known
@@ -446,7 +446,7 @@ class VllmEngine(Sampler):
         return self._engine.collective_rpc(method, args=inputs)
 
     def _work(self) -> None:
-        """One forward pass of vLLM's batch, and the requests that it ended."""
+        """Make one forward pass of vLLM's batch, and take out the requests that it ended."""
         for output in self._engine.step():
             name = output.request_id
             if name.startswith(SCORING):

@@ -72,7 +72,7 @@ def _places(tokens: Sequence[int], image_id: int, reads: Sequence[Read]) -> list
 
 
 def _item(read: Read, *, counted: bool) -> object:
-    """The inputs that one image is to vLLM's model.
+    """Return the inputs that one image is to vLLM's model.
 
     Args:
         counted: the model is told how many squares or tiles the image has.

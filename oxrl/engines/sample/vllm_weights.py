@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def held_pieces(model: Any, delivered: Mapping[str, torch.Size], dtype: torch.dtype) -> HeldPieces:
-    """Every weight of one worker's model, as pieces of delivered weights as far as that is known.
+    """Return every weight of one worker's model, as pieces of delivered weights as far as known.
 
     Args:
         model: vLLM's.
@@ -92,9 +92,7 @@ def _given_names(model: Module, delivered: Mapping[str, torch.Size]) -> dict[str
 
 
 def _copies(module: Any, leaf: str, parameter: Tensor, *, plain: bool) -> Iterator[Tensor]:
-    """The parameter, unless only a packed copy is left of it or it is not asked for, and that
-    copy.
-    """
+    """Yield the parameter, unless it is gone or not asked for, and a packed copy, if any."""
     if plain and parameter.numel():
         yield parameter
     multiply = getattr(module, "cpu_linear", torch.nn.functional.linear)
@@ -125,7 +123,7 @@ def _parts(
 
 
 def _fused_parts(path: str, leaf: str, module: Any, fused: Mapping[str, list[str]]) -> list[Part]:
-    """The weights that lie one after the other in a layer whose outputs are cut up."""
+    """List the weights that lie one after the other in a layer whose outputs are cut up."""
     parent, _, own_name = path.rpartition(".")
     sizes: list[int] = module.output_partition_sizes
     names = fused.get(own_name, [own_name])
@@ -145,7 +143,7 @@ def _fused_parts(path: str, leaf: str, module: Any, fused: Mapping[str, list[str
 
 
 def _fused_already(name: str, rank: int, ranks: int, sizes: Sequence[int]) -> list[Part]:
-    """Parts of a weight that is stored as one, and of which a worker has some of each."""
+    """List the parts of a weight that is stored as one, and of which a worker has some of each."""
     parts: list[Part] = []
     offset = 0
     before = 0

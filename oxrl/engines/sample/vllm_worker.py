@@ -36,7 +36,7 @@ RELOAD = "model_executor.model_loader.reload"
 
 
 def vllm_module(name: str) -> Any:
-    """A module of vLLM, an extra: imported where it is used."""
+    """Import a module of vLLM, an extra, where it is used."""
     return import_module(f"vllm.{name}")
 
 
@@ -116,7 +116,7 @@ class WorkerExtension:
         self._oxrl_take([(name, make(*handle)) for name, make, handle in payload])
 
     def oxrl_device(self) -> str:
-        """The GPU of this worker; empty on a CPU."""
+        """Return the GPU of this worker; empty on a CPU."""
         return name_of(self.device)
 
     def oxrl_join(self, meeting: Meeting, seats: list[list[Seat]], address: str) -> None:
@@ -163,7 +163,7 @@ class WorkerExtension:
         self.oxrl_unloaded -= self.model_runner.get_model().load_weights(tensors) or set()
 
     def oxrl_finish_load(self) -> tuple[dict[str, str], list[str]]:
-        """(fingerprint of every tensor received, vLLM's own parameters that none reached)."""
+        """Finish; return (fingerprint of every tensor received, own weights without one)."""
         runner = self.model_runner
         if self.oxrl_base is not None and self.oxrl_adapter:
             self._oxrl_merge(self.oxrl_base)
@@ -202,7 +202,7 @@ def payload(bucket: Bucket, *, other_processes: bool) -> Payload:
 def _without(
     compute: Callable[..., Tensor | None], tokens: list[int], *inputs: Tensor
 ) -> Tensor | None:
-    """Logits of vLLM's model, of which some tokens are never sampled."""
+    """Take some tokens, which are never sampled, out of the logits of vLLM's model."""
     logits = compute(*inputs)
     if logits is not None:  # of workers that share a model only the first has them
         logits[..., tokens] = NO_CHANCE
@@ -212,7 +212,7 @@ def _without(
 def _of_these(
     compute: Callable[..., Tensor | None], tokens: list[int], *inputs: Tensor
 ) -> Tensor | None:
-    """Logits of vLLM's model, of which no others than these tokens are sampled."""
+    """Take all but these tokens out of the logits of vLLM's model."""
     logits = compute(*inputs)
     if logits is None:
         return None
@@ -265,7 +265,7 @@ def _repack(model: Any) -> None:
 def _sample(
     runner: Any, logits: Tensor, generators: Any, top_k: Tensor | None, top_p: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Replaces vLLM's random sampler, with the samples that LocalSampler would give.
+    """Replace vLLM's random sampler, with the samples that LocalSampler would give.
 
     vLLM's own samples depend on how often a generator was used; a continued prefix would not go on
     where it stopped. Here noise is a function of (seed, position).
@@ -301,5 +301,5 @@ def _sample(
 
 
 def sampled_logprobs(flat: Any, tokens: Sequence[int]) -> list[float]:
-    """The logprob of each sampled token, which is the first of its position in FlatLogprobs."""
+    """Return each sampled token's logprob, which is the first of its position in FlatLogprobs."""
     return [flat.logprobs[start] for start in flat.start_indices[: len(tokens)]]

@@ -96,7 +96,7 @@ class EngineActor:
         os.chdir(directory)
 
     def fetch(self, reference: Reference) -> Bucket:
-        """The tensors that a reference stands for."""
+        """Fetch the tensors that a reference stands for."""
         found: Laid = reference
         with open(found.path, "rb") as file:
             file.seek(found.at)
@@ -107,7 +107,7 @@ class Processes(Protocol):
     """Starts the processes around engines and calls them: a Ray cluster, or this machine."""
 
     def start(self, actor: type[EngineActor], place: Place) -> Handle:
-        """A handle to a new actor: its methods have a `remote`, which answers with a reference."""
+        """Start a new actor; its handle's methods have a `remote`, which returns a reference."""
         ...
 
     def end(self, actor: Handle) -> None:
@@ -152,14 +152,14 @@ class RolloutWorker:
         self.start()
 
     def start(self) -> None:
-        """A new actor, which begins to load its model."""
+        """Start a new actor, which begins to load its model."""
         self.actor = self._group.cluster.start(self._group.actor, self.place)
         self.polling: Any = None
         self.polling_since = 0.0
         self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
 
     def wait_loaded(self) -> int:
-        """The weight version that a new actor starts with."""
+        """Wait until a new actor has loaded; return the weight version that it starts with."""
         return self.result(self._loading, "load its model", "load")
 
     def call(
@@ -328,7 +328,7 @@ class RolloutWorkers:
         return finished
 
     def _wait(self, polls: Sequence[Any]) -> Sequence[Any]:
-        """The polls that are done, once one is or POLL_S seconds have passed."""
+        """Wait for a poll, POLL_S seconds at most; return all polls that are done."""
         self.cluster.wait(polls, timeout=POLL_S)
         ready, _ = self.cluster.wait(polls, timeout=0, count=len(polls))
         return ready
@@ -345,7 +345,7 @@ class RolloutWorkers:
         return self._taken(worker, answers)
 
     def _taken(self, worker: RolloutWorker, answers: Iterable[Answer]) -> Responses:
-        """The requests that a worker has answered, which it has no more."""
+        """Take back the requests that a worker has answered."""
         found: Responses = []
         for id, completion in answers:
             request = worker.in_flight.pop(id, None)
@@ -398,7 +398,7 @@ class RolloutWorkers:
         return self._fingerprints
 
     def deadline(self, phase: Phase) -> Deadline:
-        """The longest wait for an actor."""
+        """Return the longest wait for an actor."""
         return self._waits.of(phase, self._nbytes)
 
     def _prove(self, worker: RolloutWorker, fingerprints: Fingerprints) -> None:
@@ -474,7 +474,7 @@ class RolloutWorkers:
         shown: ShownImages,
         call: Calling,
     ) -> RowLogprobs:
-        """Scores of rows by one actor, which is given the images that they show."""
+        """Score rows by one actor, which is given the images that they show."""
         if self._images is None or not shown:
             return call(worker, RolloutEngine.logprobs, rows, temperature)
         names = dict.fromkeys(name for images in shown for name in images)
@@ -538,7 +538,7 @@ class RolloutWorkers:
             return worker.call(function, *inputs, **_)
 
     def _replace(self, worker: RolloutWorker, lost: LostActorError) -> None:
-        """A new actor for a lost one, with the current weights and the requests in flight."""
+        """Start a new actor for a lost one, with the current weights and the requests in flight."""
         twice = sorted(self._retried & worker.in_flight.keys())
         if twice:
             raise EngineError(
@@ -575,7 +575,7 @@ def _tokens_in_flight(worker: RolloutWorker) -> int:
 
 
 def _shown_by(requests: Iterable[Request]) -> list[str]:
-    """Names of the images that requests show, each once."""
+    """Return the names of the images that requests show, each once."""
     return list(dict.fromkeys(name for request in requests for name in request.prompt.images))
 
 
