@@ -63,7 +63,7 @@ class Distance(NamedTuple):
     bias: float
 
     def shares_of(self, limits: Distance) -> Metrics:
-        """Each statistic over its limit: 1 and less is within; NaN is not.
+        """Divide each statistic by its limit: 1 and less is within; NaN is not.
 
         Args:
             limits: of the same statistics, in nats, each above 0.
@@ -86,7 +86,7 @@ class Compared(NamedTuple):
     only: Collection[int] = ()
 
     def ids(self, vocabulary: int) -> Sequence[int]:
-        """The token ids that fixed rows are made of.
+        """Return the token ids that fixed rows are made of.
 
         Args:
             vocabulary: how many ids there are.
@@ -141,7 +141,7 @@ class Forwards(NamedTuple):
 
 
 def fixed_rows(vocabulary: int, tokens: int, compared: Compared = EVERYTHING) -> Rows:
-    """Rows of token ids that are always the same.
+    """Make rows of token ids that are always the same.
 
     Args:
         vocabulary: the ids are below it.
@@ -167,7 +167,7 @@ class SampledRows(NamedTuple):
 
 
 def sampled_rows(rollouts: Rollouts, tokens: int, compared: Compared = EVERYTHING) -> SampledRows:
-    """The ends of samples, from all over them, until `tokens` are scored or there are no more.
+    """Take the ends of samples, from all over them, until `tokens` are scored or there are no more.
 
     Those with images are taken whole.
 
@@ -202,7 +202,7 @@ def sampled_rows(rollouts: Rollouts, tokens: int, compared: Compared = EVERYTHIN
 
 
 def _images_of(rollout: Rollout) -> tuple[str, ...]:
-    """The images of a sample that is one row, in their order."""
+    """Return the images of a sample that is one row, in their order."""
     segments = rollout.completion.segments
     if any(segment.context is not None for segment in segments):
         return ()
@@ -210,7 +210,7 @@ def _images_of(rollout: Rollout) -> tuple[str, ...]:
 
 
 def compared_scores(scores: RowLogprobs, rows: Rows, compared: Compared) -> RowLogprobs:
-    """Scores without those that are not compared, such as of tokens that nobody samples.
+    """Leave out scores that are not compared, such as of tokens that nobody samples.
 
     Args:
         scores: token-aligned, of each row.
@@ -229,7 +229,7 @@ def compared_scores(scores: RowLogprobs, rows: Rows, compared: Compared) -> RowL
 
 
 def count_scored(rows: Rows, compared: Compared = EVERYTHING) -> int:
-    """Tokens of rows that are compared.
+    """Count the tokens of rows that are compared.
 
     Args:
         rows: token ids.

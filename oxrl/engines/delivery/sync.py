@@ -400,14 +400,14 @@ class WeightSync:
         return {**base, **arrived.made}
 
     def _prove_perturbed(self, expected: RowLogprobs) -> None:
-        """The sampler must follow a copy that differs from the policy by far more than rounding."""
+        """Prove that the sampler follows a copy which differs from the policy clearly."""
         strength, forwards = self._perturb(expected)
         self._load(PERTURBED, strength)
         distances = self._distances(PERTURBED, forwards.low)
         _check_distances(distances, self._allowed(forwards))
 
     def _perturb(self, expected: RowLogprobs) -> tuple[float, Forwards]:
-        """The strength of a copy that can be told from the policy; what it says of the probe."""
+        """Find the strength of a copy that can be told from the policy; score the probe with it."""
         tried: list[str] = []
         for strength in STRENGTHS:
             forwards = self._two_forwards(strength)
@@ -453,7 +453,7 @@ class WeightSync:
         return found
 
     def _policy_logprobs(self) -> RowLogprobs:
-        """The probe as the trainer scores it."""
+        """Score the probe as the trainer does."""
         tokens, lengths = pad_rows(self.rows, torch.device("cpu"))
         real = torch.arange(tokens.shape[1]) < lengths[:, None]
         inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
@@ -534,6 +534,6 @@ def _note_names(problems: list[str], what: str, names: set[str]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many there are."""
+    """Name the first few, and say how many there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
