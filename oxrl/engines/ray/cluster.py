@@ -122,7 +122,7 @@ def layout(
 
 
 def by_node(planned: Layout, nodes: Mapping[int, str]) -> Layout:
-    """The same places, numbered node by node: neighbours among ranks are neighbours on a machine.
+    """Number the same places node by node: neighbours among ranks are neighbours on a machine.
 
     Args:
         nodes: where each bundle is.
@@ -237,7 +237,7 @@ class Cluster:
         return self.ray.util.placement_group_table(self._group)
 
     def _lost_places(self) -> list[int]:
-        """Bundles that are nowhere, or on a node where nobody answers."""
+        """List the bundles that are nowhere, or on a node where nobody answers."""
         answering = {
             node["NodeID"]
             for node in self.ray.nodes()
@@ -273,7 +273,7 @@ class Cluster:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def put(self, thing: object) -> Any:
-        """A reference to a thing in the object store, which every actor can read.
+        """Put a thing into the object store; every actor can read the reference that is returned.
 
         Raises:
             EngineError: the object store has no room for it.
@@ -319,7 +319,7 @@ class Cluster:
         self._head.check()
 
     def start(self, actor: type, place: Place) -> Any:
-        """A handle to a new actor at `place`.
+        """Start a new actor at `place`; return its handle.
 
         Ray never restarts it: whoever started it decides what follows.
         """
@@ -357,7 +357,7 @@ class Cluster:
             raise _lost(what, error) from error
 
     def put_buckets(self, buckets: Buckets) -> list[Any]:
-        """References to weights in the object store."""
+        """Put weights into the object store; return references to them."""
         return [self.put(pack(bucket)) for bucket in buckets]
 
     def close(self) -> None:
@@ -392,7 +392,7 @@ def _lost(what: str, error: Exception) -> EngineError:
 
 
 def _reason(error: Exception) -> str:
-    """The line of Ray's account of a death that says why."""
+    """Find the line of Ray's account of a death that says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for words in TELLING:
         for line in lines:
@@ -428,7 +428,7 @@ def enter(directory: str) -> None:
 
 
 def pack(bucket: Bucket) -> Packed:
-    """A bucket as the object store likes it."""
+    """Pack a bucket as the object store likes it."""
     packed: Packed = []
     for name, tensor in bucket:
         flat = tensor.detach().cpu().contiguous().view(-1)
@@ -438,7 +438,7 @@ def pack(bucket: Bucket) -> Packed:
 
 
 def unpack(packed: Packed) -> Bucket:
-    """The bucket again.
+    """Unpack a bucket again.
 
     On CPU its tensors are the object store's memory, which must not be written to.
     """

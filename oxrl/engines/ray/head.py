@@ -93,7 +93,7 @@ def listens(host: str, port: int) -> bool:
 
 @cache
 def patience_with_head() -> float:
-    """Seconds that a head may be gone: what Ray was told to wait, or GONE_S.
+    """Return the seconds that a head may be gone: what Ray was told to wait, or GONE_S.
 
     From now on Ray itself waits longer than that.
     """

@@ -46,7 +46,7 @@ class RewardModelActor:
         self._model = build()
 
     def score(self, group: Group) -> list[Score]:
-        """The scores of a group."""
+        """Score a group."""
         return self._model(*group)
 
 
@@ -140,7 +140,7 @@ class ModelActorPool(RewardModelPool):
                 self._cluster = None
 
     def _started(self) -> Cluster:
-        """The cluster, with every actor loaded."""
+        """Return the cluster, once it and every actor have started."""
         cluster = self._cluster
         if cluster is None:
             cluster = self._open()
@@ -170,7 +170,7 @@ class ModelActorPool(RewardModelPool):
             raise RewardDefinitionError(problem) from error
 
     def _run(self, cluster: Cluster, actor: int, group: Group, patience: Patience) -> list[Score]:
-        """The scores of a group; by a new actor, where the first one is lost over it."""
+        """Score a group; by a new actor, where the first one is lost over it."""
         outcome = self._outcome(cluster, actor, group, patience)
         if isinstance(outcome, str):
             outcome = self._outcome(cluster, actor, group, patience)
@@ -182,7 +182,7 @@ class ModelActorPool(RewardModelPool):
     def _outcome(
         self, cluster: Cluster, actor: int, group: Group, patience: Patience
     ) -> list[Score] | str:
-        """The scores of a group, or how the actor was lost, which is then replaced."""
+        """Score a group; or say how the actor was lost, which is then replaced."""
         count = len(group[1])
         limit_s = self._timeout_s * count
         end = monotonic() + limit_s
@@ -205,7 +205,7 @@ class ModelActorPool(RewardModelPool):
         return named_failures(self.name, group, scores)
 
     def _replace(self, cluster: Cluster, actor: int) -> None:
-        """A new actor in the place of one that is lost or late."""
+        """Start a new actor in the place of one that is lost or late."""
         cluster.end(self._actors[actor])
         log.warning("reward model actor %d is lost or late and is replaced", actor)
         cluster.await_place(self._places[actor], LOAD)

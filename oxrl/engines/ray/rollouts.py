@@ -104,7 +104,7 @@ class RayRollouts(RolloutWorkers):
 
 
 def end_of(engine: RolloutEngine) -> Receives:
-    """An engine as the end of lines: itself, where processes of its own receive."""
+    """Return an engine as the end of lines: itself, where processes of its own receive."""
     if hasattr(engine, "receive"):
         return cast("Receives", engine)
     return InProcess(engine)

@@ -142,11 +142,11 @@ class RankActor:
             return self._sender.send(weights, copy, by_line=by_line)
 
     def sent(self) -> dict[str, str]:
-        """Fingerprints of this rank's share of what was sent last."""
+        """Fingerprint this rank's share of what was sent last."""
         return self._sender.fingerprints()
 
     def kept(self) -> list[tuple[int, Any]]:
-        """(index, reference) of what this rank sent last: through the object store, from here."""
+        """Put what this rank sent last into the object store; return (index, reference) of each."""
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
         kept = self._sender.kept.items()
@@ -186,7 +186,7 @@ class RankActor:
         return score_copy(model, weights, probe, copy, images)
 
     def next_bucket(self, name: str, stream: Stream, start: bool) -> Packed | None:
-        """The next bucket of what all ranks gather together, or the first; None at the end."""
+        """Return the next bucket of what all ranks gather, or the first; None at the end."""
         if start:
             engine = self._engines[name]
             self._stream = (
@@ -243,7 +243,7 @@ class RankGroup:
         return [getattr(actor, method).remote(*inputs) for actor in self._ranks]
 
     def begin_each(self, method: str, inputs: Sequence[Sequence[Any]]) -> list[Any]:
-        """The same with inputs of its own for each rank."""
+        """Begin the same with inputs of its own for each rank."""
         pairs = zip(self._ranks, inputs, strict=True)
         return [getattr(actor, method).remote(*own) for actor, own in pairs]
 
@@ -260,7 +260,7 @@ class RankGroup:
     def call_within(
         self, deadline: Deadline, engine: str, function: Callable[..., R], *inputs: Any
     ) -> R:
-        """The same, of what has another deadline than a step."""
+        """Call the same within another deadline than that of a step."""
         shared = self._cluster.put(inputs)  # they enter the object store once
         calls = [actor.call.remote(engine, function, shared, deadline) for actor in self._ranks]
         return self.finish(calls, f"{function.__name__} of {engine}", deadline)[0]
@@ -277,7 +277,7 @@ class RankGroup:
         return self.finish(calls, f"gather {stream} of {engine}", deadline)[0]
 
     def finish(self, begun: Sequence[Any], asked: str, deadline: Deadline) -> list[Any]:
-        """Every rank's answer, once all have answered.
+        """Return every rank's answer, once all have answered.
 
         Args:
             begun: what `begin` returned.

@@ -118,7 +118,7 @@ class RayTransport:
         }
 
     def _brought(self, probe: Probe) -> Brought | None:
-        """The images that the probe shows, for rank 0."""
+        """Return the images that the probe shows, for rank 0."""
         if self._new_images is None:
             return None
         names = dict.fromkeys(name for images in probe.shown for name in images)
@@ -180,7 +180,7 @@ class RayTransport:
         return self._rollouts.load(self._kept, version)
 
     def _kept(self) -> list[Any]:
-        """References to what the ranks sent last, in its order."""
+        """Return the references to what the ranks sent last, in its order."""
         # A rank answers between two calls of training, however long these take.
         step = self._group.waits.of("step")
         longest = replace(self._deadline, base_s=self._deadline.base_s + step.seconds)
