@@ -39,7 +39,7 @@ def use_deterministic_kernels() -> None:
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """Sums up to every element of each row, [n, V].
+    """Sum up to every element of each row, [n, V].
 
     CUDA has no deterministic sum of that kind, so the CPU takes it where one is asked for.
 

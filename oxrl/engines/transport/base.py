@@ -67,7 +67,7 @@ class Arrived(NamedTuple):
 
     @classmethod
     def of(cls, answered: Fingerprints) -> Arrived:
-        """An answer of a sampler taken apart by how its names begin.
+        """Take an answer of a sampler apart by how its names begin.
 
         Args:
             answered: name -> fingerprint; names of made weights begin with MADE, of those under
@@ -110,7 +110,7 @@ class WeightTransport(Protocol):
         ...
 
     def sent(self) -> Fingerprints:
-        """Fingerprints by name, of what left here in the last delivery.
+        """Return fingerprints, by name, of what left here in the last delivery.
 
         They take a pass over all of it, so they are made when they are asked for.
         """
@@ -129,7 +129,7 @@ class WeightTransport(Protocol):
         ...
 
     def metrics(self) -> Metrics:
-        """Bytes that the last delivery moved, `sync/...`."""
+        """Return the bytes that the last delivery moved, `sync/...`."""
         ...
 
 
@@ -163,7 +163,7 @@ def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[OneRanksBucket]:
 
 
 def copied(weights: BucketStream, copy: Copy) -> BucketStream:
-    """The weights as the sampler computes with them.
+    """Yield the weights as the sampler computes with them.
 
     Args:
         weights: buckets of the policy's, which are not changed.

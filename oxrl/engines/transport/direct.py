@@ -62,7 +62,7 @@ class Direct:
         return {"sync/sent_bytes": passed, "sync/driver_bytes": passed}
 
     def _noted(self, copy: Copy, sent: dict[str, str]) -> BucketStream:
-        """The copy; notes in `sent` what it looks like as it leaves."""
+        """Yield the copy; note in `sent` what it looks like as it leaves."""
         for bucket in copied(weights_of(self._policy, copy), copy):
             for name, tensor in bucket:
                 sent[name] = fingerprint(tensor)

@@ -137,7 +137,7 @@ def _is_turn(index: int, turn: tuple[int, int]) -> bool:
 
 
 def _made(given: Bucket | Whole, copy: Copy) -> Whole:
-    """A bucket of a copy, in memory of its own."""
+    """Make a bucket of a copy, in memory of its own."""
     if isinstance(given, Whole):
         if not copy.strength:
             return given
@@ -169,7 +169,7 @@ class Receiver:
         self._lines = lines
 
     def buckets(self) -> Generator[Bucket]:
-        """Every bucket; while one is used the next one arrives, and no more.
+        """Yield every bucket; while one is used the next one arrives, and no more.
 
         To be closed: what has not been taken then still arrives, and is thrown away, because who
         sends waits for it.
@@ -246,7 +246,7 @@ class InProcess:
 def receiver(
     meeting: Meeting, seats: Sequence[Seat], *, address: str, device: torch.device
 ) -> Receiver:
-    """The receiving end of one process.
+    """Make the receiving end of one process.
 
     Raises:
         LineError: the others did not come.

@@ -106,7 +106,7 @@ class Line:
         self._careful(lambda: self._say(b""))
 
     def receive(self) -> Bucket | None:
-        """The next bucket, on this side's device; None at the end."""
+        """Receive the next bucket, on this side's device; None at the end."""
         return self._careful(self._next)
 
     def cut(self) -> None:
@@ -186,7 +186,7 @@ def _handle(payload: Tensor) -> bytes:
 
 
 def _opened(handle: bytes, device: torch.device, size: int) -> Tensor:
-    """The memory that a handle is of, as a number of bytes on this process's device."""
+    """Open the memory that a handle is of, as a number of bytes on this process's device."""
     said = json.loads(handle)
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in said]
     storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *parts)  # pyright: ignore
