@@ -145,7 +145,7 @@ def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> N
 def test_wrong_use_exits_with_2_and_says_what_is_wrong(
     folder: Path, arguments: list[str], code: int, words: str
 ) -> None:
-    result = call(folder, OXRL, *arguments)
+    result = oxrl(*arguments, folder=folder)
     assert result.returncode == code, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr

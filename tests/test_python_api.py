@@ -13,6 +13,7 @@ from typing import Any
 import pandas
 import pytest
 from figures import SEED, THREADS, Learned
+from given_functions import Once, digits, longer
 
 import oxrl
 from oxrl.commands.replay import replay
@@ -22,22 +23,6 @@ from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
-
-
-def digits(prompt: Any, completion: str) -> float:
-    return sum(map(str.isdigit, completion[:6])) / 6
-
-
-def longer(prompt: Any, completion: str) -> float:
-    return len(completion)
-
-
-class Once:
-    def reset(self, prompt: Any, seed: int) -> Any:
-        return prompt.messages
-
-    def step(self, text: str) -> Step:
-        return Step(reward=digits(None, text), terminated=True)
 
 
 def config(folder: Path, name: str = "run", steps: int = 2, **sections: Any) -> dict[str, Any]:

@@ -7,18 +7,20 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from checks_here import examine_here
+from command_line import oxrl
 from typer.testing import CliRunner
 
 from oxrl.cli import app
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import save_model
+from oxrl.plan import preflight_process
 from oxrl_envs.calculator import calculator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,24 +99,16 @@ def test_the_most_frequent_answer_is_counted_on_the_held_out_rows() -> None:
 
 def run(tmp_path: Path, *given: str) -> list[dict[str, Any]]:
     """What the script records of a builtin model."""
-    words = [sys.executable, str(FOLDER / "run.py"), *given, "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*words, "--work", str(tmp_path / "work"), "--threads", "1"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    words = [*given, "--out", tmp_path / "out", "--work", tmp_path / "work", "--threads", 1]
+    done = oxrl(*words, folder=ROOT, script=FOLDER / "run.py", seconds=280)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "out").glob("*.json"))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def test_every_family_is_missing_at_first_and_the_untrained_model_once(tmp_path: Path) -> None:
-    words = [sys.executable, str(FOLDER / "run.py"), "--list", "--out", str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = oxrl("--list", "--out", tmp_path, folder=ROOT, script=FOLDER / "run.py")
+    assert done.returncode == 0
     listed = done.stdout.split("\n")
     assert {f"arithmetic {seed}" for seed in range(3)} <= {*listed}
     assert "arithmetic-before 0" in listed and "arithmetic-before 1" not in listed
@@ -135,7 +129,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", [name for name, family in FAMILIES["TRAINED"].items() if not family.permuted]
 )
-def test_plan_accepts_the_settings_of_every_family(name: str, tmp_path: Path, small: Path) -> None:
+def test_plan_accepts_the_settings_of_every_family(
+    name: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a small model that is made here: adapters want one on disk."""
     family = FAMILIES["FAMILIES"][name]
     rows = {
@@ -158,6 +154,7 @@ def test_plan_accepts_the_settings_of_every_family(name: str, tmp_path: Path, sm
     sections["data"] = {**sections["data"], "train": str(file), "eval": str(file)}
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(sections), encoding="utf-8")  # JSON is YAML, too
+    monkeypatch.setattr(preflight_process, "examine_apart", examine_here)
     shown = CliRunner().invoke(app, ["plan", str(config)])
     assert shown.exit_code == 0, shown.output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from command_line import oxrl
 from figures import Learned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,24 +58,36 @@ def execute(folder: Path, block: Block) -> str:
     if block.saved_as:
         (folder / block.saved_as).write_text(block.text)
         return ""
-    program = ["bash", "-c", block.text]
-    if block.kind == "python":
-        program = [sys.executable, "-c", block.text]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        program,
-        cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    said = result.stdout + result.stderr
-    mistakes = "train.lrr" in block.text
-    assert result.returncode == (2 if mistakes else 0), f"{block.text}\n{said}"
+    said = ""
+    for done in typed(folder, block):
+        said += done.stdout + done.stderr
+        mistakes = "train.lrr" in block.text
+        assert done.returncode == (2 if mistakes else 0), f"{block.text}\n{said}"
     assert "Traceback" not in said
     return said
+
+
+def typed(folder: Path, block: Block) -> Iterator[subprocess.CompletedProcess[str]]:
+    """A program, commands of oxrl one by one, or what needs a shell."""
+    lines = block.text.splitlines()
+    if block.kind == "python":
+        script = folder / "typed.py"
+        script.write_text(block.text)
+        yield oxrl(folder=folder, script=script)
+    elif all(re.match(r"oxrl [^&|>]*$", line) for line in lines):
+        for line in lines:
+            yield oxrl(*shlex.split(line)[1:], folder=folder, seconds=280)
+    else:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        yield subprocess.run(
+            ["bash", "-c", block.text],
+            cwd=folder,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
 
 
 def in_sections(*numbers: int) -> list[Block]:

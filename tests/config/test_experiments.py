@@ -27,8 +27,8 @@ DEVICE = 60e9
 
 
 @pytest.fixture
-def data(tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def data(disk_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(disk_path)  # a plan looks for room for checkpoints
     folder = Path("data/gsm8k")
     folder.mkdir(parents=True)
     for part in ("train", "test"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import oxrl
 
 from oxrl.engines.determinism import cumulative_sum
 from oxrl.engines.sample import vllm
@@ -19,8 +19,9 @@ import json, os, torch
 from oxrl.config import Config
 from oxrl.assembly.assembly import choose_device
 
-sections = json.loads(os.environ["CONFIG"])
-choose_device(Config.model_validate(sections))
+os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+os.environ.update({environment!r})
+choose_device(Config.model_validate({sections!r}))
 print(json.dumps([
     torch.are_deterministic_algorithms_enabled(),
     torch.backends.cudnn.deterministic,
@@ -29,7 +30,9 @@ print(json.dumps([
 """
 
 
-def told(deterministic: bool | None, workspace: str | None = None) -> subprocess.CompletedProcess:
+def told(
+    folder: Path, deterministic: bool | None, workspace: str | None = None
+) -> subprocess.CompletedProcess[str]:
     run = {"name": "told", "steps": 1, "device": "cpu"}
     if deterministic is not None:
         run["deterministic"] = deterministic
@@ -39,27 +42,21 @@ def told(deterministic: bool | None, workspace: str | None = None) -> subprocess
         "data": {"train": "rows.jsonl"},
         "train": {"alg_name": "sft"},
     }
-    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
-    environment["CONFIG"] = json.dumps(sections)
-    if workspace is not None:
-        environment["CUBLAS_WORKSPACE_CONFIG"] = workspace
-    return subprocess.run(
-        [sys.executable, "-c", TELLS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    environment = {} if workspace is None else {"CUBLAS_WORKSPACE_CONFIG": workspace}
+    script = folder / "tells.py"
+    script.write_text(TELLS.format(environment=environment, sections=sections))
+    return oxrl(folder=folder, script=script)
 
 
-def test_deterministic_kernels_are_asked_for_by_the_field_and_not_without_it() -> None:
-    assert json.loads(told(None).stdout) == [False, False, None]
-    assert json.loads(told(True, ":16:8").stdout) == [True, True, ":16:8"]
+def test_deterministic_kernels_are_asked_for_by_the_field_and_not_without_it(
+    tmp_path: Path,
+) -> None:
+    assert json.loads(told(tmp_path, None).stdout) == [False, False, None]
+    assert json.loads(told(tmp_path, True, ":16:8").stdout) == [True, True, ":16:8"]
 
 
-def test_a_workspace_that_is_not_deterministic_is_refused_with_its_value() -> None:
-    said = told(True, ":0:0")
+def test_a_workspace_that_is_not_deterministic_is_refused_with_its_value(tmp_path: Path) -> None:
+    said = told(tmp_path, True, ":0:0")
     assert said.returncode != 0
     assert "CUBLAS_WORKSPACE_CONFIG is ':0:0'" in said.stderr
     assert "use :4096:8 or :16:8" in said.stderr

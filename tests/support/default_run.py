@@ -13,8 +13,10 @@ import json
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from oxrl.cli import app
+from oxrl.models.lazy_transformers import import_model_classes
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "oxrl") + "/"
@@ -35,15 +37,27 @@ class Watch:
         if code.co_name == "<module>":
             self._importing += 1 if event == "call" else -1
         elif not self._importing and code.co_filename.startswith((PACKAGE, BESIDE)):
-            name = code.co_qualname
-            if self.calls or name == "SharedWeights.deliver":
-                file = code.co_filename.removeprefix(PACKAGE).removeprefix(BESIDE)
-                self.calls.append((event, file, name, code.co_firstlineno))
+            file = code.co_filename.removeprefix(PACKAGE).removeprefix(BESIDE)
+            self.calls.append((event, file, code.co_qualname, code.co_firstlineno))
+
+    def from_first_delivery(self) -> None:
+        """Begin there: before it, everything is imported, which takes long to watch."""
+        import_model_classes()  # first, as a run does
+        from oxrl.engines.delivery.shared import SharedWeights
+
+        deliver = SharedWeights.deliver
+
+        def watched(*given: Any, **more: Any) -> Any:
+            SharedWeights.deliver = deliver
+            sys.setprofile(self)
+            return deliver(*given, **more)
+
+        SharedWeights.deliver = watched
 
 
 def main(config: str, out: str) -> None:
     watch = Watch()
-    sys.setprofile(watch)
+    watch.from_first_delivery()
     try:
         app(["train", config, "--dry-run"])
     finally:
