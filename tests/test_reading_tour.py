@@ -26,7 +26,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_every_path_on_the_page_exists() -> None:
-    paths = re.findall(r"`((?:oxrl|oxrl_proofs|tests)(?:/[\w./]+)?)`", PAGE)
+    paths = re.findall(r"`((?:oxrl|oxrl_proofs|packages|tests)(?:/[\w./]+)?)`", PAGE)
     assert len(paths) > 30
     assert not [path for path in paths if not (ROOT / path).exists()]
 
