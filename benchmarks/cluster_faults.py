@@ -381,8 +381,8 @@ def store_full(scene: Scene) -> None:
     """Weights for two object stores, and a disk that Ray takes to be full."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    from oxrl.checkpoint.model_files import save_model
     from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
-    from oxrl.models.weights import save_model
 
     dims: dict[str, Any] = {**BUILTIN_DIMS["builtin:tiny"], "intermediate_size": 32768}
     dims |= {"hidden_size": 256, "num_hidden_layers": 6}

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.hosted import ThisMachine
@@ -53,7 +54,7 @@ from oxrl.errors import WeightSyncError
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.fingerprints import fingerprint
-from oxrl.models.weights import Whole, save_model
+from oxrl.models.weights import Whole
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import (
     Output,

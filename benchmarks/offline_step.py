@@ -130,8 +130,8 @@ def main() -> None:
     parser.add_argument("--model", default="builtin:small", help="a built-in one, or a folder")
     parser.add_argument("--rows", type=int, default=ROWS, help="of a step; of DPO half as many")
     options = parser.parse_args()
+    from oxrl.checkpoint.model_files import save_model
     from oxrl.models.load import load_policy, load_tokenizer
-    from oxrl.models.weights import save_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -20,9 +20,9 @@ from torch import Tensor
 import oxrl.engines.sample.choice
 import oxrl.models.load
 from oxrl.assembly.sharing import train_settled
+from oxrl.checkpoint.saved import Saved
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Saved
 from oxrl.recipes import rl
 from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.session import Session

@@ -236,8 +236,8 @@ def main() -> None:
         "--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products"
     )
     args = parser.parse_args()
+    from oxrl.checkpoint.model_files import save_model
     from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-    from oxrl.models.weights import save_model
 
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"{versions}, {args.threads} threads per side")

@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--settings", nargs="+", default=["equal", "heavy"])
     options = parser.parse_args()
+    from oxrl.checkpoint.model_files import save_model
     from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-    from oxrl.models.weights import save_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

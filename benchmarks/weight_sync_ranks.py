@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.proof import Distance
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.ray.cluster import Cluster, layout
@@ -44,7 +45,6 @@ from oxrl.engines.transport.base import Copy, weights_in_turn
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import save_model
 from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
 

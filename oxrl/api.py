@@ -210,7 +210,7 @@ class Run:
         Raises:
             CheckpointError: there is none.
         """
-        from oxrl.runs.targets import newest_checkpoint
+        from oxrl.checkpoint.targets import newest_checkpoint
 
         return newest_checkpoint(self.path)
 

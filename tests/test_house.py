@@ -63,7 +63,7 @@ HELPERS = (
     "config/",
     "data/order.py",
     "data/repetition.py",
-    "engines/train/ranks.py",
+    "runs/ranks.py",
     "errors.py",
     "functional/cuts.py",
     "functional/logprobs.py",

@@ -66,7 +66,7 @@ FOLDERS = (
 UPWARD = {
     ("assembly", "packages"): 2,
     ("assembly", "plan"): 3,
-    ("checkpoint", "engines"): 3,
+    ("config", "checkpoint"): 1,
     ("config", "data"): 5,
     ("config", "packages"): 1,
     ("config", "rewards"): 1,
@@ -81,7 +81,6 @@ UPWARD = {
     ("plan", "packages"): 1,
     ("recipes", "plan"): 3,
     ("rewards", "packages"): 2,
-    ("runs", "checkpoint"): 3,
     ("usercode", "environments"): 3,
     ("usercode", "rewards"): 3,
 }

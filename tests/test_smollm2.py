@@ -17,9 +17,9 @@ from checks_here import examine_here
 from command_line import oxrl
 from typer.testing import CliRunner
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.cli import app
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.models.weights import save_model
 from oxrl.plan import preflight_process
 from oxrl_envs.calculator import calculator
 

@@ -24,11 +24,12 @@ from oxrl.assembly.assembly import (
     start_rewards,
     training_sampling,
 )
+from oxrl.checkpoint.saved import Saved
 from oxrl.config import Config
 from oxrl.data.order import open_rows
 from oxrl.engines.delivery.shared import Delivery, SharedWeights
 from oxrl.engines.sample.base import Heard, unheard
-from oxrl.engines.train.base import Saved, Scorer
+from oxrl.engines.train.base import Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
 from oxrl.plan.preflight import REHEARSED, try_reward
 from oxrl.recipes.compute_accounting import ledger_of

@@ -34,7 +34,6 @@ from oxrl.engines.train.base import Part as PartOfWeights
 from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import ALONE, Ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import ConfigError
@@ -45,6 +44,7 @@ from oxrl.models.vision_family import banned_tokens
 from oxrl.plan.needs import model_bytes
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
+from oxrl.runs.ranks import ALONE, Ranks, launched_world
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from oxrl.assembly.assembly import device_type
 from oxrl.assembly.micro_batch_rules import FIELD, ByRule, read_at_once, tokens_by_rule
-from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config import Config
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
 
 # Why a number was noted of a run that did not begin with auto.
@@ -17,8 +17,8 @@ AS_BEFORE = "so it was when the run began"
 NOT_SAID = Choice(0, "")
 
 if TYPE_CHECKING:
-    from oxrl.engines.train.ranks import Ranks
     from oxrl.recipes.session import Session
+    from oxrl.runs.ranks import Ranks
 
 
 def with_micro_batches(cfg: Config, session: Session, ranks: Ranks) -> Config:

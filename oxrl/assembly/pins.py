@@ -11,7 +11,6 @@ from oxrl.config import Config
 from oxrl.config.reward_options import asked_rewards
 from oxrl.config.sections.train import is_own
 from oxrl.data.templates import template_file
-from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
@@ -31,6 +30,7 @@ from oxrl.runs.pins import (
     pin,
     read_noted,
 )
+from oxrl.runs.ranks import Ranks
 from oxrl.usercode.given import is_given
 
 MODEL = "model.name"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from transformers import AutoConfig, PreTrainedConfig
 
 from oxrl.assembly.assembly import DTYPES
-from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config import Config
 from oxrl.config.checks.share_prefix import FIELD, obstacles, open_choice
 from oxrl.engines.sample.choice import attends_to_everything
@@ -24,6 +23,7 @@ from oxrl.models.load import named_in_errors
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
 from oxrl.models.trial_cache import remembered_trial
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
 
 if TYPE_CHECKING:

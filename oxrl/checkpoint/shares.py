@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from oxrl.checkpoint.layout import WEIGHT, FileLayout, FileLayouts, Key
-from oxrl.checkpoint.shard_hashes import Part, joined, write_parts
-from oxrl.engines.train.ranks import Ranks
+from oxrl.checkpoint.format import Part, joined, write_parts
+from oxrl.checkpoint.layout import WEIGHT, Entry, FileLayout, FileLayouts, Key, create_files
 from oxrl.errors import EngineError, NonFiniteError
 from oxrl.models.stored import non_finite_values
+from oxrl.runs.ranks import Ranks
 
 WRITE_BYTES = 16 * 2**20
 FLUSH_BYTES = 256 * 2**20
+# How long a rank may take to notice that nobody wants its share any more, in seconds.
+DROP_S = 10.0
 
 
 class PieceOfWeight(NamedTuple):
-    """What one rank holds of a weight: its elements from `start` on, flat, in its own memory."""
+    """The part of a weight that one rank holds: elements from `start` on, flat, in its memory."""
 
     name: str
     start: int
@@ -39,7 +43,21 @@ class PieceOfWeight(NamedTuple):
 HeldWeights = Iterator[tuple[str, PieceOfWeight]]
 
 
-def on_cpu(piece: PieceOfWeight, dtype: torch.dtype) -> PieceOfWeight:
+# This rank's, by kind and weight.
+Pieces = Mapping[Key, PieceOfWeight]
+
+
+def copies(files: FileLayouts, pieces: Pieces) -> Pieces:
+    """Copy those pieces to the CPU that belong in files, so that training may go on."""
+    found: dict[Key, PieceOfWeight] = {}
+    for file in files:
+        for key, (_, entry) in file.places.items():
+            if key in pieces:
+                found[key] = _on_cpu(pieces[key], entry.type.dtype)
+    return found
+
+
+def _on_cpu(piece: PieceOfWeight, dtype: torch.dtype) -> PieceOfWeight:
     """A copy of a piece as it is to be stored, in pinned memory where it comes from a GPU."""
     pinned = piece.values.device.type == "cuda"
     copy = torch.empty_like(piece.values, device="cpu", dtype=dtype, pin_memory=pinned)
@@ -47,20 +65,8 @@ def on_cpu(piece: PieceOfWeight, dtype: torch.dtype) -> PieceOfWeight:
     return piece._replace(values=copy)
 
 
-def create_files(directory: Path, files: Iterable[FileLayout]) -> None:
-    """Make every file in its full length, with its header.
-
-    Raises:
-        OSError: the disk refused.
-    """
-    for file in files:
-        with (directory / file.name).open("wb") as stream:
-            stream.write(file.header)
-            stream.truncate(file.nbytes)
-
-
 class ShareWriter:
-    """What this rank writes of a checkpoint, in three acts; the second needs no other rank.
+    """Writes this rank's share of a checkpoint, in another thread, which needs no other rank.
 
     Args:
         ranks: that write together.
@@ -69,26 +75,22 @@ class ShareWriter:
         pieces: those of this rank, which nobody changes until they are written.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        directory: Path,
-        files: FileLayouts,
-        pieces: Mapping[Key, PieceOfWeight],
-    ) -> None:
+    def __init__(self, ranks: Ranks, directory: Path, files: FileLayouts, pieces: Pieces) -> None:
         self._ranks = ranks
         self._directory = directory
         self._files = files
         self._pieces = pieces
-        self._refused: Exception | None = None
+        self._error: Exception | None = None
         self._parts: dict[str, Part] = {}
-        self._not_finite: dict[Key, int] = {}
+        # (what a weight is called in an error, how many values it has) -> how many are no numbers.
+        self._not_finite: Counter[tuple[str, int]] = Counter()
         self._dropped = False
-        self.written = 0  # bytes
+        self._thread = Thread(target=self._write, daemon=True)
+        self._written = 0  # bytes
         self._flushed = 0  # of these, those that were flushed at least
 
     def begin(self, prepare: Callable[[], None]) -> bool:
-        """Make the files; collective.
+        """Make the files, and begin to write; collective.
 
         Args:
             prepare: called on rank 0 first.
@@ -106,33 +108,34 @@ class ShareWriter:
         except (OSError, SafetensorError) as error:
             self._ranks.agree(False)
             raise error
-        return self._ranks.agree(True)
+        begun = self._ranks.agree(True)
+        if begun:
+            self._thread.start()
+        return begun
 
-    def write(self) -> None:
-        """Write this rank's pieces to their places, cast to what is stored, hashed on the way."""
-        try:
-            for file in self._files:
-                self._write_into(file)
-        except Exception as error:  # noqa: BLE001  (raised by `finish`, in the thread that waits)
-            self._refused = error
-        self._pieces = {}
+    def progress(self) -> tuple[int, bool]:
+        """Bytes that all ranks have written, and whether they are done; collective."""
+        said = self._ranks.gather((self._written, not self._thread.is_alive()))
+        return sum(count for count, _ in said), all(done for _, done in said)
 
     def drop(self) -> None:
         """Stop writing: nobody wants it any more."""
         self._dropped = True
+        self._thread.join(DROP_S)
 
     def finish(self) -> None:
-        """Join what all ranks wrote; collective.
+        """Wait until all ranks have written, and join it; collective.
 
         Raises:
-            OSError, SafetensorError: the disk refused, some rank; on rank 0.
+            OSError: the disk refused, some rank; on rank 0.
             EngineError: some rank failed, and no disk had a part in it; on every rank.
             NonFiniteError: a value of some rank is NaN or infinite; on every rank.
         """
-        own = self._refused
-        of_disk = isinstance(own, OSError | SafetensorError)
-        fault = None if own is None or of_disk else f"{type(own).__name__}: {own}"
-        found = self._ranks.gather((fault, str(own) if of_disk else None))
+        self._thread.join()
+        own = self._error
+        fault = None if own is None or isinstance(own, OSError) else f"{type(own).__name__}: {own}"
+        refused = str(own) if isinstance(own, OSError) else None
+        found = self._ranks.gather((fault, refused))
         for rank, (fault, _) in enumerate(found):
             if fault is not None:
                 raise EngineError(
@@ -144,90 +147,72 @@ class ShareWriter:
                 if self._ranks.first:  # a disk is rank 0's to tell of
                     raise own or OSError(errno.EIO, f"rank {rank}: {refused}")
                 return
-        self._require_finite()
-        shares = self._ranks.gather(self._parts)
+        shares = self._ranks.gather((self._not_finite, self._parts))
+        not_finite = sum((counts for counts, _ in shares), Counter[tuple[str, int]]())
+        first = next(iter(not_finite), None)
+        if first is not None:
+            weight, values = first
+            raise NonFiniteError(
+                f"{weight}: {not_finite[first]} of {values} values are NaN or infinite"
+            )
         if self._ranks.first:
-            write_parts(self._directory, joined(shares))
+            write_parts(self._directory, joined([parts for _, parts in shares]))
+
+    def _write(self) -> None:
+        """Write this rank's pieces to their places, cast to what is stored, hashed on the way."""
+        try:
+            for file in self._files:
+                self._write_into(file)
+        except Exception as error:  # noqa: BLE001  (raised by `finish`, in the thread that waits)
+            self._error = error
+        self._pieces = {}
 
     def _write_into(self, file: FileLayout) -> None:
-        share = _Share()
+        ranges: list[list[int]] = []
+        digest = sha256()
         if self._ranks.first:
-            share.add(0, file.header)
+            ranges.append([0, len(file.header)])
+            digest.update(file.header)
         with (self._directory / file.name).open("r+b") as stream:
             for key, (begin, entry) in file.places.items():
                 piece = self._pieces.get(key)
-                if piece is not None and piece.values.numel():
-                    dtype = entry.type.dtype
-                    share.begin(begin + piece.start * dtype.itemsize)
-                    self._write_piece(share, stream.fileno(), key, piece.values, dtype)
+                if piece is None or not piece.values.numel():
+                    continue
+                end = begin + piece.start * entry.type.dtype.itemsize
+                if not ranges or ranges[-1][1] != end:
+                    ranges.append([end, end])
+                for data in self._as_stored(entry, piece.values):
+                    self._write_at(stream.fileno(), data, ranges[-1][1])
+                    digest.update(data)
+                    ranges[-1][1] += data.nbytes
             os.fsync(stream.fileno())
-        if share.ranges:
-            self._parts[file.name] = share.part()
+        if ranges:
+            self._parts[file.name] = {"sha256": digest.hexdigest(), "ranges": ranges}
 
-    def _write_piece(
-        self, share: _Share, descriptor: int, key: Key, values: Tensor, dtype: torch.dtype
-    ) -> None:
-        wrong = 0
-        for part in values.split(WRITE_BYTES // dtype.itemsize):
+    def _as_stored(self, entry: Entry, values: Tensor) -> Iterator[memoryview]:
+        """Values in the bytes of the file, a bounded number at once; counts what is no number."""
+        of = WEIGHT if entry.kind == WEIGHT else f"AdamW's {entry.kind} of"
+        for part in values.split(WRITE_BYTES // entry.type.dtype.itemsize):
             if self._dropped:
                 raise OSError(errno.ECANCELED, "the run ended before everything was written")
-            stored = part.to(dtype).cpu().contiguous()
-            wrong += non_finite_values(stored)
-            share.write(descriptor, memoryview(stored.view(torch.uint8).numpy().data))
-            self.written += stored.nbytes
-            if self.written - self._flushed > FLUSH_BYTES:
-                # Bit by bit: all at once, at the end, would look as if nothing happened.
-                os.fsync(descriptor)
-                self._flushed = self.written
-        if wrong:
-            self._not_finite[key] = wrong
+            stored = part.to(entry.type.dtype).cpu().contiguous()
+            wrong = non_finite_values(stored)
+            if wrong:
+                self._not_finite[f"{of} {entry.name}", entry.type.shape.numel()] += wrong
+            yield memoryview(stored.view(torch.uint8).numpy().data)
 
-    def _require_finite(self) -> None:
-        """Raise on every rank where some rank held what is no number."""
-        counts = self._ranks.gather(self._not_finite)
-        first = next((key for of_rank in counts for key in of_rank), None)
-        if first is None:
-            return
-        kind, name = first
-        wrong = sum(of_rank.get(first, 0) for of_rank in counts)
-        [entry] = [file.places[first][1] for file in self._files if first in file.places]
-        of = "weight" if kind == WEIGHT else f"AdamW's {kind} of"
-        raise NonFiniteError(
-            f"{of} {name}: {wrong} of {entry.type.shape.numel()} values are NaN or infinite"
-        )
-
-
-class _Share:
-    """Ranges of one file, in order, and the hash of them all."""
-
-    def __init__(self) -> None:
-        self.ranges: list[list[int]] = []
-        self._hash = sha256()
-
-    def begin(self, offset: int) -> None:
-        """What follows is at `offset`."""
-        if not self.ranges or self.ranges[-1][1] != offset:
-            self.ranges.append([offset, offset])
-
-    def add(self, offset: int, data: bytes | memoryview) -> None:
-        """Note bytes that are in the file."""
-        self.begin(offset)
-        self._hash.update(data)
-        self.ranges[-1][1] += len(data)
-
-    def write(self, descriptor: int, data: memoryview) -> None:
-        """Write and note bytes."""
-        offset = self.ranges[-1][1]
-        self.add(offset, data)
+    def _write_at(self, descriptor: int, data: memoryview, offset: int) -> None:
         while data.nbytes:
             count = put(descriptor, data, offset)
             if not count:
                 raise OSError(errno.EIO, "the disk takes nothing more")
             data = data[count:]
             offset += count
-
-    def part(self) -> Part:
-        return {"sha256": self._hash.hexdigest(), "ranges": self.ranges}
+            self._written += count
+        if self._written - self._flushed > FLUSH_BYTES:
+            # Bit by bit: all at once, at the end, would look as if nothing happened.
+            os.fsync(descriptor)
+            self._flushed = self._written
 
 
 def put(descriptor: int, data: memoryview, offset: int) -> int:

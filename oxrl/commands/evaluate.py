@@ -15,6 +15,7 @@ import torch
 from oxrl.assembly import assembly
 from oxrl.assembly.answers import answering
 from oxrl.assembly.delivery import proved_sampler
+from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config, load_evaluation_config, model_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
@@ -43,7 +44,7 @@ from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
-from oxrl.runs.targets import find_target, longest_row
+from oxrl.runs.targets import longest_row
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.tables.engines import SamplingEngineName
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score

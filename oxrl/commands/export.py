@@ -13,15 +13,15 @@ from safetensors import SafetensorError
 from torch import nn
 
 from oxrl.assembly.assembly import DTYPES
-from oxrl.checkpoint.format import is_checkpoint
+from oxrl.checkpoint.model_files import save_model
+from oxrl.checkpoint.targets import find_target
 from oxrl.errors import CheckpointWriteError, DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import has_image_processor, vision_family
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
-from oxrl.models.weights import save_model
+from oxrl.runs.checkpoints import is_checkpoint
 from oxrl.runs.directory import is_run
 from oxrl.runs.files import Json, fsync, pretty_json, read_json
-from oxrl.runs.targets import find_target
 
 # Says that a folder is an export and nothing else, so that --overwrite may replace it.
 MARKER = "oxrl_export.json"

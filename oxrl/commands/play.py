@@ -16,6 +16,7 @@ import yaml
 
 from oxrl.assembly import assembly
 from oxrl.assembly.answers import answering
+from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config, load_evaluation_config, model_evaluation_config
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import generate
@@ -25,7 +26,7 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import fix_rotations
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.files import Json, encode_line
-from oxrl.runs.targets import find_target, longest_row
+from oxrl.runs.targets import longest_row
 from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
 

@@ -28,9 +28,10 @@ from oxrl.assembly.assembly import training_ranks
 from oxrl.assembly.micro_batch import micro_batches_as_noted
 from oxrl.assembly.pins import review_inputs, with_pinned_inputs
 from oxrl.assembly.sharing import as_noted
-from oxrl.checkpoint.format import Checkpoint, latest_checkpoint
+from oxrl.checkpoint.saved import SavedEngines
+from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
 from oxrl.config import Config, load_config
-from oxrl.engines.train.base import SavedEngines, TrainEngine
+from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
 from oxrl.recipes import loop_of
 from oxrl.recipes.progress import P, Progress

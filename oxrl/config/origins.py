@@ -9,14 +9,18 @@ from pydantic import AfterValidator
 
 from oxrl.errors import OxrlError
 from oxrl.runs.directory import is_run
-from oxrl.runs.targets import learned, named_run
+from oxrl.runs.targets import named_run
 
 
 def _taken(name: str) -> str:
     """What a name stands for: of a run the checkpoint that is taken, else itself."""
     run = named_run(name) if name else None
+    if run is None:
+        return name
+    from oxrl.checkpoint.targets import learned  # most names are not of a run
+
     try:
-        return name if run is None else str(learned(run))
+        return str(learned(run))
     except (OSError, OxrlError) as error:
         raise ValueError(str(error)) from None
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
-import oxrl.functional.masks as masks
 import oxrl.functional.part_advantages as parts
 import oxrl.functional.success_advantages as successes
 from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
@@ -37,8 +36,6 @@ from oxrl.tables.numbers import (
     WHITEN,
 )
 
-# Known by this name before it stood in masks.py.
-broadcast = masks.broadcast
 SCAN_CHUNK = 128
 MAX_TEACHER_GAP = 10.0
 

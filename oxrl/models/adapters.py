@@ -49,6 +49,11 @@ def plain_name(name: str) -> str:
     return name.replace(UNDER_ADAPTER, ".")
 
 
+def file_name(name: str) -> str:
+    """What ADAPTER_FILE calls a parameter of an adapter."""
+    return FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE
+
+
 def model_name(key: str) -> str:
     """The parameter that ADAPTER_FILE holds under `key`."""
     return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL

@@ -18,21 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.adapters import (
-    ADAPTER_FILE,
-    FILE_PREFIX,
-    IN_FILE,
-    IN_MODEL,
-    adapted_layers,
-    plain_name,
-)
+from oxrl.models.adapters import IN_MODEL, adapted_layers, plain_name
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.stored import NamedTensor, NamedTensors
@@ -181,8 +173,8 @@ def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str
     return rf"{inside}(.*\.)?({names})"
 
 
-def save_adapter(model: PreTrainedModel, directory: Path, tensors: TensorMap) -> None:
-    """Write the adapter's `tensors` (names of `model`) in peft's format.
+def describe_adapter(model: PreTrainedModel, directory: Path) -> None:
+    """Write what is said of an adapter beside its weights, in peft's format.
 
     Transformers loads them with their base.
     """
@@ -191,11 +183,6 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: TensorMap) ->
         # It is a set, whose order differs from process to process.
         config.target_modules = sorted(config.target_modules)
     config.save_pretrained(directory)
-    named = {
-        FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
     if in_four_bits(model):
         note_four_bit(directory)
 

@@ -1,20 +1,15 @@
-"""A model's files: what `from_pretrained` reads, written and read back bit for bit.
-
-No pickle anywhere.
-"""
+"""Weights of a model: grouped to travel, and found in its files, which are read bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.adapters import ADAPTER_FILE, has_adapter, model_name
@@ -22,7 +17,7 @@ from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.meta_init import DECODER
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, NamedTensor, Source, stored_in_folder
-from oxrl.types import TensorMap, Tensors
+from oxrl.types import Tensors
 
 BUCKET_BYTES = 512 * 2**20
 # Of weights on their way to a sampler, from a GPU: one bucket is gathered while another is on its
@@ -48,14 +43,26 @@ def sent_bytes(device: torch.device) -> int:
     return SENT_FROM_CPU if device.type == "cpu" else SENT_BYTES
 
 
+class Sized(Protocol):
+    """A tensor, or what is said of one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        ...
+
+
+S = TypeVar("S", bound=Sized)
+
+
 def buckets(
-    named: Iterable[NamedTensor], *, limit: int = BUCKET_BYTES
-) -> Iterator[list[NamedTensor]]:
+    named: Iterable[tuple[str, S]], *, limit: int = BUCKET_BYTES
+) -> Iterator[list[tuple[str, S]]]:
     """Group named tensors, in order, into lists of at most `limit` bytes.
 
     A larger tensor gets a list of its own.
     """
-    bucket: list[NamedTensor] = []
+    bucket: list[tuple[str, S]] = []
     size = 0
     for name, tensor in named:
         if bucket and size + tensor.nbytes > limit:
@@ -100,56 +107,6 @@ def in_one_piece(bucket: list[NamedTensor]) -> Whole:
     whole = room_for(shapes, first.dtype, first.device)
     torch.cat([tensor.reshape(-1) for _, tensor in bucket], out=whole.memory)
     return whole
-
-
-def save_model(
-    model: Module, directory: Path, weights: Iterable[NamedTensor] | None = None
-) -> None:
-    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it.
-
-    For a model with an adapter, what is trained is written and where the rest can be loaded from.
-
-    Args:
-        model: a Hugging Face model, a ValueModel, or any module.
-        directory: made if missing.
-        weights: (name in `model.named_parameters()`, whole tensor); None: the model's own.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    disable_progress_bar()
-    named = model.named_parameters() if weights is None else weights
-    kept = set(stored_names(model))
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named if name in kept}
-    save = _save_whole
-    if has_adapter(model):
-        from oxrl.models.lora import save_adapter  # models without one do without
-
-        save = save_adapter
-    if isinstance(model, PreTrainedModel):
-        save(model, directory, tensors)
-    elif isinstance(model, ValueModel):
-        save(model.decoder, directory, _under(DECODER, tensors))
-        head = _under(VALUE_HEAD, tensors)
-        # One entry only: safetensors writes several in any order, and equal runs write equal bytes.
-        save_file(head, directory / VALUE_HEAD_FILE, metadata={"kind": model.kind})
-    else:
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _under(prefix: str, tensors: TensorMap) -> Tensors:
-    """The tensors whose names start with `prefix`, without it."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def _save_whole(host: Any, directory: Path, tensors: TensorMap) -> None:
-    dtype = next(iter(tensors.values())).dtype
-    host.save_pretrained(directory, state_dict={**tensors, **kept_buffers(host)})
-    # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
-    host.config.dtype = dtype
-    host.config.save_pretrained(directory)
 
 
 def kept_buffers(host: Module) -> Tensors:

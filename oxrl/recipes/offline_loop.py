@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from oxrl.assembly.assembly import build_images, build_tokenizer, build_trainer
-from oxrl.checkpoint.format import why_not_best
 from oxrl.config import Config
 from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import open_rows
@@ -142,6 +141,8 @@ def forget_lost_best(session: Session, progress: RowsProgress) -> None:
     """Where `best/` is not what the checkpoint's best score is of, it is written anew."""
     problem = ""
     if progress.best is not None and session.ranks.first:
+        from oxrl.checkpoint.verify import why_not_best  # a run that begins has none
+
         problem = why_not_best(session.run.path, progress.step)
     problem = session.ranks.agree(problem)
     if problem:

@@ -8,14 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from oxrl.assembly.pins import review_inputs
-from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config import Config, dump_config
 from oxrl.config.origins import told_origin
 from oxrl.config.reward_options import CODE
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.plan.reference import reference_text
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health
@@ -57,6 +58,7 @@ def open_session(
         accept=accept,
         review=partial(review_inputs, cfg),
         noted=_noted_of_sandbox(cfg),
+        is_finished=_is_finished,
     )
     run = stack.enter_context(directory)
     stack.enter_context(run_logging(run.path / "run.log", cfg.run.console))
@@ -78,6 +80,12 @@ def open_session(
         console=console,
         trackers=trackers,
     )
+
+
+def _is_finished(run: Path, steps: int) -> tuple[bool, str]:
+    from oxrl.checkpoint.finished import is_finished  # a run that begins is not
+
+    return is_finished(run, steps)
 
 
 def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from oxrl.checkpoint.saved import Saved
 from oxrl.config import Config
-from oxrl.engines.train.base import Saved
 from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics

@@ -11,18 +11,20 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
-from oxrl.checkpoint.format import CheckpointWriter, remove_old, save_best
+from oxrl.checkpoint.origin import Origin
+from oxrl.checkpoint.saved import SavedEngines
+from oxrl.checkpoint.saving import Saver, SavingOptions
+from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
 from oxrl.config import Config
-from oxrl.engines.train.base import SavedEngines, TrainEngine
-from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import Interrupted, Stopped
 from oxrl.recipes.opening import open_session
 from oxrl.recipes.progress import P, Progress
-from oxrl.recipes.saving import Saver
 from oxrl.rewards.pools import ScoringPool
+from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
-from oxrl.runs.targets import CHECKPOINTS
+from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,16 @@ class Session:
         self._accept = accept
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        self._saver = Saver(ranks, cfg, say=self.message)
+        origin = Origin(
+            run=cfg.run.directory, model=cfg.model.name, dtype=cfg.model.dtype, seed=cfg.run.seed
+        )
+        saving = SavingOptions(
+            background=cfg.run.async_checkpoints,
+            waits=cfg.run.waits,
+            origin=origin,
+            first_refers=cfg.run.first_checkpoint == "reference",
+        )
+        self._saver = Saver(ranks, saving, say=self.message)
         self._stack.callback(self._saver.drop)
 
     def __enter__(self) -> Self:

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config.schema import SECTIONS
 from oxrl.errors import RunDirectoryError
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.redact import masked
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.directory import is_run, recorded_config
 from oxrl.runs.files import Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from oxrl.checkpoint.format import list_checkpoints
 from oxrl.models.load import load_tokenizer
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json
 from oxrl.runs.tensors import load_tensors
 

@@ -192,7 +192,7 @@ class AheadRollouts:
                 self._requests[request.id] = request
         self._done = {id: completion_of(stored) for id, stored in content["completions"].items()}
         self._counters = content["counters"]
-        self._dispatched = content.get("dispatched", 0)
+        self._dispatched = content["dispatched"]
         if self._requests.keys() != self._done.keys():
             raise InvariantError(f"{path} holds other samples than its batches {self.batches} need")
 

@@ -7,7 +7,7 @@ inputs.json         the same of models, rewards, templates and losses; see pins.
 choices.json        what fields that say auto were taken for, and why; see choices.py
 starts.jsonl        one line per start: when, by which process, what changed since the first, and
                     which of these changes were accepted by name
-metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoint.py
+metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoints.py
 result.json         written last: the run is finished
 git.diff            how oxRL's own files differed from their commit at the first start
 run.log  .lock      and of every tracker NAME.json, NAME.log and a folder or file that is its own
@@ -29,8 +29,8 @@ from typing import IO, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from oxrl.checkpoint.format import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
+from oxrl.runs.checkpoints import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.choices import CHOICES_FILE
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (
@@ -47,7 +47,6 @@ from oxrl.runs.files import (
     write_atomically,
 )
 from oxrl.runs.pins import DATA_FILE, INPUTS_FILE, InputChange, write_noted
-from oxrl.runs.result import is_finished
 from oxrl.tables.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -180,6 +179,9 @@ class Review:
 Changes = dict[str, tuple[Any, Any]]
 # Looks at the inputs of the run in a directory, and writes nothing.
 Reviewer = Callable[[Path], Review]
+# Tells whether the run in a directory has so many steps and nothing is left to do, and why
+# result.json is not believed where it says so.
+DoneCheck = Callable[[Path, int], tuple[bool, str]]
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
@@ -274,6 +276,7 @@ def open_run(
     accept: Collection[str] = (),
     review: Reviewer | None = None,
     noted: Record | None = None,
+    is_finished: DoneCheck = lambda run, steps: (False, ""),
 ) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
@@ -290,6 +293,7 @@ def open_run(
         accept: fields of the config that may differ, in value or in what they stand for.
         review: looks at the inputs of the run; None: it has none.
         noted: what environment.json says of the machine beside what it says of every run.
+        is_finished: asked of a run that was started before.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
@@ -304,7 +308,7 @@ def open_run(
         require_own_kinds(directory)
         lock = _lock(directory)
         try:
-            start = _look(directory, config_yaml, accept, review)
+            start = _look(directory, config_yaml, accept, review, is_finished)
             _write_start(directory, config_yaml, start, environment() | dict(noted or {}))
             return RunDirectory(directory, lock, start)
         except BaseException:
@@ -336,6 +340,7 @@ def _look(
     config_yaml: str,
     accept: Collection[str],
     review: Reviewer | None,
+    is_finished: DoneCheck,
 ) -> Start:
     """Find out what starts here: nothing is written before it is known to be allowed."""
     entries = _entries(directory)

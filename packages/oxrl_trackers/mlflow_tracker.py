@@ -32,7 +32,7 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException
 
-from oxrl.checkpoint.format import list_checkpoints
+from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json, pretty_json, read_json, read_records, write_atomically
 from oxrl.runs.trackers.follow import TrackedRun, numbers
 from oxrl_trackers.mlflow_names import hide_password, mlflow_name

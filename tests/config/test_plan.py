@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.config import load_config
 from oxrl.config.dry_run import dry_run_config
 from oxrl.config.reads import has_reference_model
@@ -20,7 +21,6 @@ from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.modelfiles.dims import model_dims, stored_parameters
 from oxrl.models.load import load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.weights import save_model
 from oxrl.plan.memory import (
     adapter_parameters,
     machine_memory,

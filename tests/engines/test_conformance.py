@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from oxrl.engines.train.micro_batches import micro_batches
-from oxrl.engines.train.ranks import ALONE
+from oxrl.runs.ranks import ALONE
 from oxrl.tables.engines import (
     SAMPLING_ENGINES,
     TRAINING_ENGINES,

@@ -19,13 +19,13 @@ import pytest
 import torch
 from samplers import TOKENIZER, lively, make_requests
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.weights import save_model
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Completion
 

@@ -24,12 +24,12 @@ from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.per_weight_optimizers import OneByOne, muon_step
-from oxrl.engines.train.ranks import ALONE
 from oxrl.engines.train.rules import rules_of
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
 from oxrl.runs.deadlines import Deadlines
+from oxrl.runs.ranks import ALONE
 
 needs_bitsandbytes = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: the extra 8bit"

@@ -17,12 +17,12 @@ from tiny import batches
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from whole_checkpoints import save_checkpoint
 
-from oxrl.checkpoint.format import verify_checkpoint
-from oxrl.checkpoint.shard_hashes import part_problems, read_parts
-from oxrl.engines.train.ranks import ALONE
+from oxrl.checkpoint.format import read_parts
+from oxrl.checkpoint.model_files import save_model
+from oxrl.checkpoint.verify import part_problems, verify_checkpoint
 from oxrl.models.load import load_policy
 from oxrl.models.stored import GivenTensor, stored_in
-from oxrl.models.weights import save_model
+from oxrl.runs.ranks import ALONE
 
 KINDS = [("policy", "bfloat16"), ("critic", "float32"), ("adapter", "float32"), ("dora", "float32")]
 ENGINES = [("fsdp", 2), pytest.param("zero3", 2, marks=needs_deepspeed)]

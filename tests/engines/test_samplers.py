@@ -16,13 +16,14 @@ import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.proof import distance, fixed_rows
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.fingerprints import fingerprint
-from oxrl.models.weights import buckets, save_model
+from oxrl.models.weights import buckets
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
 

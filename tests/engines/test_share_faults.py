@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oxrl.checkpoint.shares import ShareWriter
-from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import EngineError
+from oxrl.runs.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class BesideOne(Ranks):
 
 def finish(rank: int, tmp_path: Path, own: Exception | None, said: Any) -> None:
     writer = ShareWriter(BesideOne(rank, 2, said=said), tmp_path, [], {})
-    writer._refused = own
+    writer._error = own
+    writer._thread.start()
     writer.finish()
 
 

@@ -16,6 +16,7 @@ from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from test_weight_sync import ATTACKS
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
@@ -25,7 +26,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.weights import buckets, save_model
+from oxrl.models.weights import buckets
 from oxrl.types import Completion, Request
 
 pytestmark = [

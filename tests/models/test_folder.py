@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from samplers import TOKENIZER, make_requests
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import unpadded
-from oxrl.models.weights import save_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -14,6 +14,7 @@ from transformers import (
     Glm4MoeForCausalLM,
 )
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.local import LocalSampler
@@ -29,7 +30,7 @@ from oxrl.models.load import (
     load_tokenizer,
     named_in_errors,
 )
-from oxrl.models.weights import buckets, save_model
+from oxrl.models.weights import buckets
 
 
 def test_the_tokenizer_has_one_token_per_byte_and_gives_any_text_back() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from samplers import TOKENIZER, lively
 
-from oxrl.models.weights import save_model
+from oxrl.checkpoint.model_files import save_model
 from oxrl.types import Completion, Prompt
 from oxrl_graders.judge.pool import JudgePool
 

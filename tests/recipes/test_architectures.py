@@ -12,6 +12,7 @@ from architectures import FAMILIES, UNPACKABLE, tiny
 from samplers import TOKENIZER, largest, make_requests, trainer_logprobs
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.choice import FAST, module_sampler
@@ -19,7 +20,6 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.vision import VisionSampler
 from oxrl.errors import ConfigError
 from oxrl.models.network import check_packing
-from oxrl.models.weights import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent.parent

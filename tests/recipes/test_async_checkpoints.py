@@ -13,7 +13,7 @@ from small_runs import final_files, metric_lines, sft_config
 from test_kill_and_resume import _kill_when, _start, _uninterrupted
 
 from oxrl.checkpoint import shares
-from oxrl.checkpoint.format import latest_checkpoint
+from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.config import Config
 from oxrl.errors import CheckpointWriteError
 from oxrl.recipes import run

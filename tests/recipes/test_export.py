@@ -14,11 +14,11 @@ from command_line import oxrl
 from safetensors.torch import load_file
 from small_runs import sft_config
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.commands import export
 from oxrl.commands.export import run_export
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.load import load_policy
-from oxrl.models.weights import save_model
 from oxrl.recipes import run
 
 

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from small_runs import preference_config, rl_config, sft_config
 
-from oxrl.checkpoint.format import verify_checkpoint
+from oxrl.checkpoint.model_files import save_model
+from oxrl.checkpoint.verify import verify_checkpoint
 from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
-from oxrl.models.weights import save_model
 from oxrl.recipes import run
 
 Break = Callable[[LocalTrainer], None]

@@ -12,6 +12,7 @@ import torch
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from test_adapter_delivery import learn
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
 from oxrl.config import Config
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
@@ -24,7 +25,6 @@ from oxrl.models.adapters import adapter_off
 from oxrl.models.four_bit import NOTE, in_four_bits, whole_type, whole_weight
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.weights import save_model
 from oxrl.plan.optimizer_memory import frozen_bytes
 from oxrl.plan.plan import memory, plan_text
 from oxrl.plan.preflight_process import examine_apart

@@ -18,6 +18,7 @@ from small_runs import final_files, metric_lines, preference_config, rl_config, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.assembly.assemble import RLSetup
+from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
 from oxrl.config import Config, dump_config, load_config
 from oxrl.engines.sample.local import LocalSampler
@@ -27,7 +28,6 @@ from oxrl.errors import ConfigError, EngineError
 from oxrl.models.adapters import adapter_off
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.rewards.reward_model import scorer
 from oxrl.rollouts.whole_samples import read_step

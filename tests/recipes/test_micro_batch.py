@@ -13,10 +13,10 @@ from oxrl.assembly.micro_batch import with_micro_batches
 from oxrl.assembly.micro_batch_rules import FIELD, tokens_by_rule
 from oxrl.config import Config
 from oxrl.engines.train.micro_batches import PRICES
-from oxrl.engines.train.ranks import ALONE
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.runs.choices import CHOICES_FILE
+from oxrl.runs.ranks import ALONE
 
 
 def choice_of(cfg: Config) -> dict[str, object]:

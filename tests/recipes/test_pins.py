@@ -18,10 +18,11 @@ from command_line import oxrl as command
 from figures import THREADS
 
 import oxrl
-from oxrl.checkpoint.format import locked, remove_old
+from oxrl.checkpoint.targets import find_target
+from oxrl.checkpoint.writer import remove_old
 from oxrl.commands.evaluate import run_eval, run_generate
 from oxrl.commands.play import run_play
-from oxrl.runs.targets import find_target
+from oxrl.runs.checkpoints import locked
 from oxrl.types import Sampling
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
@@ -87,7 +88,8 @@ def test_nothing_is_removed_while_somebody_looks_for_the_newest(
 PRUNES = """
 from pathlib import Path
 import shutil
-from oxrl.checkpoint.format import list_checkpoints, remove_old
+from oxrl.checkpoint.writer import remove_old
+from oxrl.runs.checkpoints import list_checkpoints
 
 def score(prompt, completion):
     root = Path({root!r})

@@ -21,14 +21,14 @@ from rank_processes import exit_codes, run_ranks, start_ranks
 from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config, sft_config, steps_config
 
-from oxrl.checkpoint.format import latest_checkpoint
+from oxrl.checkpoint.model_files import save_model
+from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.cli import script
 from oxrl.commands.export import run_export
 from oxrl.config import Config
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.runs.deadlines import Deadlines
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.assembly.assemble import RLSetup
+from oxrl.checkpoint.model_files import save_model
 from oxrl.errors import LostRankError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.rollouts.async_rollouts import AheadRollouts

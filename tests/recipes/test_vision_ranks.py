@@ -15,8 +15,8 @@ from torch import Tensor
 from vision_families import FAMILIES, write_family
 from vision_ranks import measure, measure_all
 
-from oxrl.engines.train.ranks import ALONE
 from oxrl.recipes import run
+from oxrl.runs.ranks import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_deepspeed = pytest.mark.skipif(

@@ -23,13 +23,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from whole_checkpoints import save_checkpoint
 
-from oxrl.checkpoint.format import (
-    latest_checkpoint,
-    remove_leftovers,
-    save_best,
-    verify_checkpoint,
-)
+from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
+from oxrl.checkpoint.writer import save_best
 from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
+from oxrl.runs.checkpoints import remove_leftovers
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -305,7 +302,7 @@ def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from oxrl.checkpoint.format import CheckpointWriter
+from oxrl.checkpoint.writer import CheckpointWriter
 
 root, place, here = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 calls = 0

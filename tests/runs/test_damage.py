@@ -23,7 +23,9 @@ import pytest
 import torch
 from whole_checkpoints import save_checkpoint
 
-from oxrl.checkpoint.format import save_best, why_not_best
+from oxrl.checkpoint.finished import is_finished
+from oxrl.checkpoint.verify import why_not_best
+from oxrl.checkpoint.writer import save_best
 from oxrl.commands.evaluate import evaluation_config
 from oxrl.errors import (
     CheckpointWriteError,
@@ -72,12 +74,12 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def resume(folder: Path) -> RunDirectory:
-    return open_run(folder, CONFIG, resume=True)
+    return open_run(folder, CONFIG, resume=True, is_finished=is_finished)
 
 
 def recorded(folder: Path) -> None:
     """Resume the record from the newest checkpoint."""
-    from oxrl.checkpoint.format import latest_checkpoint
+    from oxrl.checkpoint.verify import latest_checkpoint
 
     with resume(folder) as run, Recorder(run) as recorder:
         found = latest_checkpoint(run.checkpoints)
@@ -260,7 +262,7 @@ def test_a_run_that_lost_its_config_is_told_so(tmp_path: Path) -> None:
 def test_what_stands_in_place_of_a_checkpoint_is_named_and_removed_in_time(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from oxrl.checkpoint.format import latest_checkpoint
+    from oxrl.checkpoint.verify import latest_checkpoint
 
     fill(tmp_path, 2)
     outside = tmp_path / "outside"
@@ -291,7 +293,7 @@ def plant(kind: str, path: Path, outside: Path) -> None:
 
 
 def test_without_a_whole_checkpoint_the_exit_code_is_that_of_a_wrong_input(tmp_path: Path) -> None:
-    from oxrl.checkpoint.format import latest_checkpoint
+    from oxrl.checkpoint.verify import latest_checkpoint
 
     fill(tmp_path, 0)
     (tmp_path / "checkpoints" / "step_00000000" / "manifest.json").write_text("[" * 100_000)

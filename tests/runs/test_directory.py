@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from whole_checkpoints import save_checkpoint
 
+from oxrl.checkpoint.finished import is_finished
 from oxrl.config import Config
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, differences, flatten_config, open_run
@@ -107,12 +108,12 @@ def finish(folder: Path) -> None:
 
 def test_a_finished_run_has_nothing_to_do_until_it_is_given_more_steps(tmp_path: Path) -> None:
     finish(tmp_path)
-    with open_run(tmp_path, CONFIG, resume=True) as run:
+    with open_run(tmp_path, CONFIG, resume=True, is_finished=is_finished) as run:
         assert run.finished
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["step"], result["eval/reward"]) == (100, "nan")
     longer = CONFIG.replace("steps: 100", "steps: 150")
-    with open_run(tmp_path, longer, resume=True) as run:
+    with open_run(tmp_path, longer, resume=True, is_finished=is_finished) as run:
         assert (run.resuming, run.finished) == (True, False)
         assert (run.path / "config.yaml").read_text() == longer
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import CheckpointError, NonFiniteError
 from oxrl.functional.clipped_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
@@ -25,6 +24,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import Whole
 from oxrl.runs.deadlines import Deadlines
+from oxrl.runs.ranks import Ranks
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from oxrl.engines.train.joined_ranks import joined_ranks
-from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import OxrlError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.runs.deadlines import Deadlines
+from oxrl.runs.ranks import Ranks
 
 
 class Ledger(TorchDispatchMode):

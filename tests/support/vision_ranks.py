@@ -12,10 +12,10 @@ from test_vision import batch_of, config
 from torch import Tensor
 
 from oxrl.engines.train.joined_ranks import joined_ranks
-from oxrl.engines.train.ranks import Ranks
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes.supervised import loss_fn
 from oxrl.runs.deadlines import Deadlines
+from oxrl.runs.ranks import Ranks
 
 WANT = frozenset({"logprobs"})
 # Longest first these rows are: two images, one, one, one, none. On two ranks with a row each at a

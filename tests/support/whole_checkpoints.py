@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from oxrl.checkpoint.format import CheckpointWriter
+from oxrl.checkpoint.writer import CheckpointWriter
 
 
 def save_checkpoint(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample.base import Finished, Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
@@ -36,7 +37,6 @@ from oxrl.modelfiles.vision import vision_family
 from oxrl.models.fingerprints import HeldPieces, joined
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.vision_family import banned_tokens
-from oxrl.models.weights import save_model
 from oxrl.types import FinishReason, Metrics, Prefix, Request
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most li
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
+from oxrl.checkpoint.saved import Saved
 from oxrl.models.stored import NamedTensor
 from oxrl.models.weights import Whole
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
@@ -46,37 +46,6 @@ class Scorer(Protocol):
             EngineError: values were asked of a model without a value head.
         """
         ...
-
-
-class Saved(Protocol):
-    """Something that a checkpoint holds."""
-
-    def save(self, directory: Path) -> None:
-        """Write everything that `load` needs; an engine also writes weights for Hugging Face.
-
-        Args:
-            directory: made if missing; collective across ranks, rank 0 writes.
-
-        Raises:
-            OSError, SafetensorError: the disk refused.
-            NonFiniteError: a weight, or what the optimizer holds of it, is NaN or infinite.
-        """
-        ...
-
-    def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, exactly, whichever engine wrote it and on however many ranks.
-
-        Args:
-            directory: where `save` wrote; read by every rank.
-
-        Raises:
-            CheckpointError: it does not hold a checkpoint of this model.
-        """
-        ...
-
-
-# What a checkpoint stores: by the folder in it, "." the checkpoint itself.
-SavedEngines = Mapping[str, Saved]
 
 
 class TrainEngine(Scorer, Saved, Protocol):

@@ -33,12 +33,12 @@ from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.models.adapters import has_adapter
 from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.meta_init import materialised
 from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
+from oxrl.runs.ranks import Ranks
 from oxrl.types import Output, Tensors, TokenBatch, TrainBatch, Want
 
 

@@ -12,9 +12,9 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from oxrl.engines.train.ranks import CollectivePatience, Ranks
 from oxrl.errors import ConfigError, DeadlineError, EngineError, OxrlError
 from oxrl.runs.deadlines import Deadline, Deadlines
+from oxrl.runs.ranks import CollectivePatience, Ranks
 
 # Seconds between signs of life of a rank, and without one until it counts as lost.
 BEAT_S = 1.0

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.engines.train.ranks import Ranks
 from oxrl.functional.cuts import cheapest_cut
 from oxrl.models.prefix_layout import Group, groups_of
 from oxrl.models.vision_family import PATCHES
+from oxrl.runs.ranks import Ranks
 from oxrl.types import TokenBatch, TrainBatch
 
 # What a micro-batch costs beside its tokens, in tokens: on a CPU 217, 64 and 62 with models of

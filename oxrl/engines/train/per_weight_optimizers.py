@@ -14,10 +14,10 @@ from torch.nn import Parameter
 
 from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import BLOCK, KEPT, LOW_PRECISION
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.rounding import NOISE, round_stochastically
+from oxrl.runs.ranks import Ranks
 from oxrl.seeds import stable_seed
 from oxrl.tables.engines import Optimizer
 from oxrl.types import TensorMap, Tensors

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Embedding, Module
 
 from oxrl.models.weights import WeightType
-from oxrl.tables.engines import Optimizer
+from oxrl.tables.engines import Masters, Optimizer
 
 # Weights of these types have masters.
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -65,6 +65,11 @@ KEPT: Mapping[Optimizer, tuple[Kept, ...]] = MappingProxyType(
 KINDS: Mapping[str, Kept] = MappingProxyType(
     {kept.kind: kept for of_rule in KEPT.values() for kept in of_rule}
 )
+
+
+def has_master(dtype: torch.dtype, masters: Masters) -> bool:
+    """Whether a weight that is stored as `dtype` is stepped as a float32 copy."""
+    return masters == "float32" and dtype in LOW_PRECISION
 
 
 def rules_of(model: Module, head: Tensor, optimizer: Optimizer) -> dict[str, Optimizer]:

@@ -10,34 +10,27 @@ from functools import partial
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
-from oxrl.checkpoint.layout import (
-    FileLayout,
-    FileLayouts,
-    Key,
-    optimizer_files,
+from oxrl.checkpoint.layout import WEIGHT, FileLayouts, Key, optimizer_files
+from oxrl.checkpoint.model_files import (
+    is_stored_as_it_computes,
+    stored_types,
     weight_files,
+    whole_tensors,
     write_description,
 )
-from oxrl.checkpoint.shard_hashes import part_problems
-from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, on_cpu
+from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, copies
 from oxrl.checkpoint.trainer_state import (
     MASTER,
-    CollectiveWriter,
+    KeptTypes,
     StoredWeight,
     TrainerState,
-    has_master,
-    read_state,
-    read_weights_and_moments,
-    require_same_optimizer,
     write_state,
 )
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
@@ -50,11 +43,9 @@ from oxrl.engines.train.micro_batches import (
     own_share,
 )
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import ALONE, Ranks
-from oxrl.engines.train.rules import KEPT, rules_of
+from oxrl.engines.train.rules import KEPT, has_master, rules_of
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.adapters import adapter_off
-from oxrl.models.four_bit import whole_type
 from oxrl.models.load import not_finite
 from oxrl.models.meta_init import arrived, awaited, home_of
 from oxrl.models.network import (
@@ -67,7 +58,8 @@ from oxrl.models.network import (
 )
 from oxrl.models.shrink import check_small
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
-from oxrl.models.weights import WeightType, buckets, save_model, sent_bytes, stored_names
+from oxrl.models.weights import WeightType, buckets, sent_bytes
+from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
 if TYPE_CHECKING:
@@ -75,8 +67,6 @@ if TYPE_CHECKING:
     from oxrl.models.fingerprints import Piece as WeightPiece
 
 log = logging.getLogger(__name__)
-# How long a rank may take to notice that nobody wants its share any more, in seconds.
-DROP_S = 10.0
 
 
 class Trainer(ABC):
@@ -122,14 +112,13 @@ class Trainer(ABC):
         self._decays = weight_decays(model, options)
         self._rules = rules_of(model, self.network.head.weight, options.optimizer)
         self._has_gradient = False
-        self._saving: tuple[ShareWriter, Thread] | None = None
+        self._saving: ShareWriter | None = None
         self._losses_finite = True  # since the last step
         self._vocabulary = vocabulary_of(model)
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
         self._cut_up = True
         # Each weight as it is stored, before an engine cuts it up or raises it to float32.
-        kinds = {name: whole_type(p) for name, p in model.named_parameters()}
-        self._stored = {name: WeightType(*kind) for name, kind in kinds.items()}
+        self._stored = stored_types(model)
         if options.gradient_checkpointing:
             from oxrl.engines.train.forward import checkpoint_activations  # if it is on
 
@@ -379,143 +368,103 @@ class Trainer(ABC):
 
     def save(self, directory: Path) -> None:
         """See TrainEngine. Where rank 0 says, whatever the others were told."""
-        writer = self._writer(directory, copied=False)
-        if writer is not None:
-            writer.write()
-            writer.finish()
+        if self.begin_save(directory, copied=False):
+            self.end_save()
 
     def begin_save(self, directory: Path, copied: bool) -> bool:
-        """Begin to save in another thread, which `end_save` waits for; collective.
-
-        Args:
-            directory: as of `save`.
-            copied: everything is copied to the CPU first, so that training may go on meanwhile.
-
-        Returns:
-            Whether it began: not where rank 0's disk refused.
-
-        Raises:
-            OSError, SafetensorError: it did; on rank 0.
-            NonFiniteError: as `save`, of what is not written meanwhile.
-        """
-        writer = self._writer(directory, copied=copied)
-        if writer is not None:
-            self._saving = (writer, Thread(target=writer.write, daemon=True))
-            self._saving[1].start()
-        return writer is not None
+        """See SavedByRanks."""
+        directory = self.ranks.agree(directory.resolve())
+        adam_steps = self._adam_steps()
+        weights = weight_files(self.model, self._stored)
+        files = [*weights, *optimizer_files(self._kept_types(), adam_steps)]
+        pieces = {(kind, piece.name): piece for kind, piece in self._held()}
+        if not is_stored_as_it_computes(weights, self._stored):
+            pieces = self._in_other_form(pieces)
+        writer = ShareWriter(
+            self.ranks, directory, files, copies(files, pieces) if copied else pieces
+        )
+        begun = writer.begin(partial(self._describe, directory, adam_steps, weights))
+        self._saving = writer if begun else None
+        return begun
 
     def save_progress(self) -> tuple[int, bool]:
-        """Return the bytes that all ranks have written, and whether they are done; collective."""
-        if self._saving is None:
-            return 0, True
-        writer, thread = self._saving
-        said = self.ranks.gather((writer.written, not thread.is_alive()))
-        return sum(count for count, _ in said), all(done for _, done in said)
+        """See SavedByRanks."""
+        return (0, True) if self._saving is None else self._saving.progress()
 
     def end_save(self) -> None:
-        """Wait for what `begin_save` began; collective. Raises as `save` does."""
-        if self._saving is not None:
-            writer, thread = self._saving
-            self._saving = None
-            thread.join()
+        """See SavedByRanks."""
+        writer = self._saving
+        self._saving = None
+        if writer is not None:
             writer.finish()
 
     def drop_save(self) -> None:
-        """Stop what `begin_save` began; for this rank alone."""
+        """See SavedByRanks."""
         if self._saving is not None:
-            writer, thread = self._saving
+            self._saving.drop()
             self._saving = None
-            writer.drop()
-            thread.join(DROP_S)
 
     def part_problems(self, directory: Path) -> list[str]:
-        """List the faults of files that several ranks wrote; each looks at some; collective."""
+        """See SavedByRanks."""
+        from oxrl.checkpoint.verify import part_problems  # a run that begins has no files
+
         directory = self.ranks.agree(directory.resolve())
         own = list(part_problems(directory, rank=self.ranks.rank, world=self.ranks.world))
         return [problem for found in self.ranks.gather(own) for problem in found]
 
-    def _writer(self, directory: Path, *, copied: bool) -> ShareWriter | None:
-        """Make the writer of this rank's share; None where rank 0's disk refused."""
-        directory = self.ranks.agree(directory.resolve())
-        adam_steps = self._adam_steps()
-        weights = weight_files(self.model, self._stored)
-        files = [*(weights or ()), *self._optimizer_files(adam_steps)]
-        refused = self._save_gathered(directory) if weights is None else None
-        pieces = {(kind, piece.name): piece for kind, piece in self._held()}
-        if copied:
-            copies: dict[Key, PieceOfWeight] = {}
-            for file in files:
-                for key, (_, entry) in file.places.items():
-                    if key in pieces:
-                        copies[key] = on_cpu(pieces[key], entry.type.dtype)
-            pieces = copies
-        writer = ShareWriter(self.ranks, directory, files, pieces)
-        describe = partial(self._describe, directory, adam_steps, weights, refused)
-        return writer if writer.begin(describe) else None
+    def _in_other_form(self, pieces: dict[Key, PieceOfWeight]) -> dict[Key, PieceOfWeight]:
+        """Put what transformers stores in place of the weights; it turns whole ones, on rank 0."""
+        found = {key: piece for key, piece in pieces.items() if key[0] != WEIGHT}
+        weights = chain.from_iterable(self.weights())
+        if self.ranks.first:
+            for name, tensor in whole_tensors(self.model, weights).items():
+                found[WEIGHT, name] = PieceOfWeight(name, 0, tensor.view(-1))
+        for _ in weights:  # every rank takes part
+            pass
+        return found
 
-    def _optimizer_files(self, adam_steps: Mapping[str, int]) -> Iterator[FileLayout]:
-        """Yield the files of the optimizer's state, and of masters of weights in low precision."""
-        masters: list[tuple[str, WeightType]] = []
-        files: dict[str, list[tuple[str, WeightType]]] = {}
+    def _kept_types(self) -> dict[str, KeptTypes]:
+        """List what belongs beside each trained weight: moments, and masters in low precision."""
+        found: dict[str, KeptTypes] = {}
         for name in self._trained():
             stored = self._stored[name]
+            types = {kept.kind: kept.stored_as(stored) for kept in KEPT[self._rules[name]]}
             if has_master(stored.dtype, self.options.master_weights):
-                masters.append((name, WeightType(stored.shape, torch.float32)))
-            if name in adam_steps:
-                for kept in KEPT[self._rules[name]]:
-                    files.setdefault(kept.kind, []).append((name, kept.stored_as(stored)))
-        yield from optimizer_files(MASTER, masters)
-        for kind, names in files.items():
-            yield from optimizer_files(kind, names)
+                types[MASTER] = WeightType(stored.shape, torch.float32)
+            found[name] = types
+        return found
 
     def _describe(
-        self,
-        directory: Path,
-        adam_steps: Mapping[str, int],
-        weights: FileLayouts | None,
-        refused: OSError | SafetensorError | None,
+        self, directory: Path, adam_steps: Mapping[str, int], weights: FileLayouts
     ) -> None:
-        """Write the small files that belong beside the tensors.
-
-        Args:
-            refused: what the disk said to weights that are there by now.
-        """
-        if refused is not None:
-            raise refused
-        directory.mkdir(parents=True, exist_ok=True)
-        if weights is not None:
-            write_description(self.model, directory, self._stored, weights)
-        if self.options.tokenizer is not None:
-            self.options.tokenizer.save_pretrained(directory)
-        if self.options.image_processor is not None:
-            self.options.image_processor.save_pretrained(directory)
-        if self.options.actions is not None:
-            self.options.actions.write(directory)
-        lowered = self.micro_batch_tokens < self.options.micro_batch_tokens
-        fits = self.micro_batch_tokens if lowered else None
+        """Write what belongs beside the tensors, and is small."""
+        write_description(self.model, directory, self._stored, weights)
         options = self.options
+        if options.tokenizer is not None:
+            options.tokenizer.save_pretrained(directory)
+        if options.image_processor is not None:
+            options.image_processor.save_pretrained(directory)
+        if options.actions is not None:
+            options.actions.write(directory)
+        lowered = self.micro_batch_tokens < options.micro_batch_tokens
+        fits = self.micro_batch_tokens if lowered else None
         state = TrainerState(self.step, adam_steps, fits, options.optimizer, options.master_weights)
         write_state(directory, state)
 
-    def _save_gathered(self, directory: Path) -> OSError | SafetensorError | None:
-        """Write weights on rank 0: those of an adapter, or in a form of their own.
-
-        Returns:
-            What the disk said, where it refused.
-        """
-        writer = CollectiveWriter(self.ranks, frozenset(stored_names(self.model)))
-        # A generator: nothing is gathered before it is written.
-        weights = chain.from_iterable(self.weights())
-        writer.write(partial(save_model, self.model, directory), weights, "weight")
-        return writer.finish()
-
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
-        state = read_state(directory)
-        require_same_optimizer(
-            directory, state, self.options.optimizer, self.options.master_weights
+        # A run that begins reads no checkpoint.
+        from oxrl.checkpoint.reader import (
+            read_state,
+            read_weights_and_moments,
+            require_same_optimizer,
         )
-        weights = read_weights_and_moments(directory, self.model, self._stored, state, self._rules)
+
+        options = self.options
+        state = read_state(directory)
+        require_same_optimizer(directory, state, options.optimizer, options.master_weights)
+        kept = self._kept_types()
+        weights = read_weights_and_moments(directory, self.model, self._stored, kept, state)
         try:
             with torch.no_grad():
                 self._restore(weights)

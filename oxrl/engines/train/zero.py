@@ -22,18 +22,18 @@ from torch.nn import Module, Parameter
 
 from oxrl.checkpoint.layout import WEIGHT
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
-from oxrl.checkpoint.trainer_state import StoredWeight
+from oxrl.checkpoint.trainer_state import MASTER, StoredWeight
 from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Part
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.meta_init import materialised
 from oxrl.models.stored import NamedTensors
 from oxrl.runs.files import Json
+from oxrl.runs.ranks import Ranks
 from oxrl.types import Output, TokenBatch, Want
 
 
@@ -345,7 +345,7 @@ class DeepSpeedTrainer(Trainer):
             for kind in (*moments, None) if low else moments:
                 piece = self._place(name, kind)
                 if piece is not None:
-                    yield kind or "master", self._even_share(piece) if self._stage == 0 else piece
+                    yield kind or MASTER, self._even_share(piece) if self._stage == 0 else piece
 
     def _even_share(self, whole: PieceOfWeight) -> PieceOfWeight:
         """Return this rank's share of what every rank has whole."""

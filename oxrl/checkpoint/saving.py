@@ -6,16 +6,22 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
-from oxrl.checkpoint.format import Checkpoint, CheckpointWriter, latest_checkpoint
+from oxrl.checkpoint.origin import Origin
+from oxrl.checkpoint.saved import Saved, SavedByRanks, SavedEngines
 from oxrl.checkpoint.shares import FLUSH_BYTES
-from oxrl.config import Config
-from oxrl.engines.train.base import Saved, SavedEngines
-from oxrl.engines.train.ranks import Ranks
+from oxrl.checkpoint.writer import CheckpointWriter
 from oxrl.errors import CheckpointWriteError, DeadlineError
+from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.files import size_of
+from oxrl.runs.ranks import Ranks
+
+if TYPE_CHECKING:
+    from oxrl.checkpoint.verify import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -25,27 +31,40 @@ SLOWEST_LOOK_S = 0.5
 SAY_S = 10.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavingOptions:
+    """Settings of how the checkpoints of a run are written.
+
+    background: training goes on meanwhile, and a checkpoint gets its name at a later look.
+    waits: the longest time without a single byte written.
+    origin: what the models of the run are built from.
+    first_refers: the first checkpoint names that, instead of holding the models.
+    """
+
+    background: bool
+    waits: Deadlines
+    origin: Origin
+    first_refers: bool
+
+
 class Saver:
-    """What writes checkpoints, and finds the newest; every rank calls the same methods.
+    """Writes checkpoints, and finds the newest; every rank calls the same methods.
 
     Engines that can write in another thread (`begin_save`) do so, each rank its share. A disk may
     be slow: it is waited for as long as bytes get written.
 
     Args:
         ranks: of training; the first of them owns the directory.
-        cfg: whether to go on meanwhile, and give a checkpoint its name at a later look; the longest
-            time without a single byte written; what the first checkpoint holds.
+        options: how checkpoints are written.
         say: tells the user something.
     """
 
-    def __init__(self, ranks: Ranks, cfg: Config, *, say: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, options: SavingOptions, *, say: Callable[[str], None]) -> None:
         self.step = -1  # of the newest checkpoint that was begun
         self._ranks = ranks
-        self._cfg = cfg
-        self._background = cfg.run.async_checkpoints
-        self._waits = cfg.run.waits
+        self._options = options
         self._say = say
-        self._engines: list[Any] = []
+        self._engines: list[SavedByRanks] = []
         self._writer: CheckpointWriter | None = None
         self._step_before = -1
 
@@ -70,15 +89,15 @@ class Saver:
             CheckpointWriteError: the disk refused, and it was to `wait`; on the first rank.
         """
         self.settle(wait=True)
-        background = self._background and not wait
+        background = self._options.background and not wait
+        refers = step == 0 and self._options.first_refers
+        write = partial(self._write, engines, background, refers)
         with self._within():
             try:
-                if step == 0 and self._cfg.run.first_checkpoint == "reference":
-                    self._refer(engines, new_writer)
-                elif self._ranks.first:
-                    self._begin(engines, new_writer(), background)
+                if self._ranks.first:
+                    self._begin(new_writer(), write)
                 elif self._ranks.agree(""):
-                    self._follow(engines, background)
+                    write(Path())  # the first rank knows where
                 if not background:
                     self._complete()
             except CheckpointWriteError as error:
@@ -91,7 +110,9 @@ class Saver:
 
     def _within(self) -> AbstractContextManager[None]:
         """Other ranks are waited for as long as the disk is."""
-        return self._ranks.within(self._waits.of("checkpoint"), "a checkpoint to be written")
+        return self._ranks.within(
+            self._options.waits.of("checkpoint"), "a checkpoint to be written"
+        )
 
     def _warn(self, step: int, error: CheckpointWriteError) -> None:
         # The previous checkpoint is intact: a full disk costs safety, not the run.
@@ -99,11 +120,11 @@ class Saver:
 
     def load(self, found: Checkpoint, engines: SavedEngines) -> None:
         """Restore engines from a checkpoint; on every rank."""
-        from oxrl.recipes.origin import restore_engine  # a run that begins has none
-
-        with self._ranks.within(self._waits.of("load", size_of(found.path)), "a checkpoint"):
+        wait = self._options.waits.of("load", size_of(found.path))
+        with self._ranks.within(wait, "a checkpoint"):
             for name, engine in engines.items():
-                restore_engine(engine, found.path / name, self._cfg)
+                if not self._options.origin.is_named(found.path / name):
+                    engine.load(found.path / name)
 
     def settle(self, *, wait: bool = False) -> None:
         """Give a checkpoint its name that was written meanwhile; collective.
@@ -133,6 +154,8 @@ class Saver:
 
     def newest(self, root: Path, engines: SavedEngines) -> Checkpoint | None:
         """The newest whole checkpoint, at whose parts all ranks look; collective."""
+        from oxrl.checkpoint.verify import latest_checkpoint  # a run that begins has none
+
         if self._ranks.first:
             found = latest_checkpoint(root, look_at_parts=lambda path: self._look(path, engines))
             self._ranks.agree("")
@@ -146,23 +169,18 @@ class Saver:
         self._ranks.agree(str(path))
         return _problems(path, engines)
 
-    def _begin(self, engines: SavedEngines, writer: CheckpointWriter, background: bool) -> None:
+    def _begin(self, writer: CheckpointWriter, write: Callable[[Path], None]) -> None:
         begun = False
 
-        def write(directory: Path) -> None:
+        def fill(directory: Path) -> None:
             nonlocal begun
             begun = True
             self._ranks.agree("begin")
-            for name, engine in engines.items():
-                (directory / name).mkdir(exist_ok=True)
-                if not _writes_meanwhile(engine):
-                    engine.save(directory / name)
-                elif engine.begin_save(directory / name, background):  # pyright: ignore[reportAttributeAccessIssue]
-                    self._engines.append(engine)
+            write(directory)
 
         self._writer = writer
         try:
-            writer.fill(write)
+            writer.fill(fill)
         except BaseException:
             self.drop()
             raise
@@ -171,31 +189,31 @@ class Saver:
                 # The other ranks wait to hear whether there is anything to write.
                 self._ranks.agree("")
 
-    def _refer(self, engines: SavedEngines, new_writer: Callable[[], CheckpointWriter]) -> None:
-        """Name the models of the run instead of writing them; they are as they were built."""
-        if not self._ranks.first:
-            return
-        from oxrl.recipes.origin import write_reference  # where run.first_checkpoint says so
+    def _write(
+        self, engines: SavedEngines, background: bool, refers: bool, directory: Path
+    ) -> None:
+        """Begin to write what is stored; the first rank writes what is small, whole.
 
-        self._writer = new_writer()
-
-        def write(directory: Path) -> None:
-            for name, engine in engines.items():
-                (directory / name).mkdir(exist_ok=True)
-                if _writes_meanwhile(engine):
-                    write_reference(directory / name, self._cfg)
-                else:
-                    engine.save(directory / name)
-
-        self._writer.fill(write)
-
-    def _follow(self, engines: SavedEngines, background: bool) -> None:
-        for engine in engines.values():
-            # The first rank knows where.
-            if not engine.begin_save(Path(), background):  # pyright: ignore[reportAttributeAccessIssue]
+        Args:
+            refers: the models of the run are named instead; they are as they were built.
+        """
+        for name, engine in engines.items():
+            folder = directory / name
+            if self._ranks.first:
+                folder.mkdir(exist_ok=True)
+            if not _is_by_ranks(engine):
+                self._write_small(engine.save, folder)
+            elif refers:
+                self._write_small(self._options.origin.write, folder)
+            elif engine.begin_save(folder, background):
+                self._engines.append(engine)
+            else:  # the first rank's disk refused
                 self.drop()
                 return
-            self._engines.append(engine)
+
+    def _write_small(self, write: Callable[[Path], None], folder: Path) -> None:
+        if self._ranks.first:
+            write(folder)
 
     def _complete(self) -> None:
         writer = self._writer
@@ -243,7 +261,7 @@ class Saver:
                 moved = now
             # A disk may take what a process hands it at once, and then be silent.
             at_once = min(written, self._ranks.world * FLUSH_BYTES)
-            deadline = self._waits.of("checkpoint", at_once)
+            deadline = self._options.waits.of("checkpoint", at_once)
             if self._ranks.agree(now - moved > deadline.seconds):
                 raise DeadlineError(
                     f"no byte of the checkpoint was written for {deadline}, after "
@@ -258,14 +276,14 @@ class Saver:
             pause = min(2 * pause, SLOWEST_LOOK_S)
 
 
-def _writes_meanwhile(engine: Saved) -> bool:
-    """Whether it can write in another thread: a training engine, not what is small."""
+def _is_by_ranks(engine: Saved) -> TypeGuard[SavedByRanks]:
+    """Tell whether ranks write it together: a training engine, not what is small."""
     return hasattr(engine, "begin_save")
 
 
 def _problems(path: Path, engines: SavedEngines) -> list[str]:
     found: list[str] = []
     for name, engine in engines.items():
-        if _writes_meanwhile(engine):
-            found += engine.part_problems(path / name)  # pyright: ignore[reportAttributeAccessIssue]
+        if _is_by_ranks(engine):
+            found += engine.part_problems(path / name)
     return found

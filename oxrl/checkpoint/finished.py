@@ -1,12 +1,13 @@
-"""The end of a run: result.json says that it is reached, checkpoints and metrics.jsonl agree."""
+"""A run is finished where result.json says so, and the checkpoints and metrics.jsonl agree."""
 
 from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
 
-from oxrl.checkpoint.format import latest_checkpoint
+from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.errors import NoCheckpointError, RunDirectoryError
+from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.files import Json, read_json, read_records
 
 RESULT_FILE = "result.json"
@@ -40,7 +41,7 @@ def is_finished(run: Path, steps: int) -> tuple[bool, str]:
 
 def _why_doubted(run: Path, step: int, result: Json) -> str:
     """Say what checkpoints and metrics hold against a result of `step` steps; empty if nothing."""
-    newest = latest_checkpoint(run / "checkpoints")
+    newest = latest_checkpoint(run / CHECKPOINTS)
     if newest is None or newest.step != step:
         found = "there is no checkpoint" if newest is None else f"the newest is {newest.path.name}"
         return f"it says that step {step} was reached, and {found}"

@@ -1,0 +1,97 @@
+"""Reads what a training engine stored: its state, weights and what was kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch.nn import Module
+
+from oxrl.checkpoint.trainer_state import (
+    MASTER,
+    STATE_FILE,
+    KeptTypes,
+    StoredWeight,
+    TrainerState,
+)
+from oxrl.errors import CheckpointError
+from oxrl.models.stored import KEPT_TYPES, StoredTensor, stored_in_folder
+from oxrl.models.weights import WeightType, stored_weights
+from oxrl.tables.engines import Masters, Optimizer
+
+
+def read_state(directory: Path) -> TrainerState:
+    """Read trainer_state.json.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = directory / STATE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a training checkpoint")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return TrainerState(
+        content["step"],
+        content["adam_steps"],
+        content.get("micro_batch_tokens"),
+        content.get("optimizer", "adamw"),
+        content.get("master_weights", "float32"),
+    )
+
+
+def require_same_optimizer(
+    directory: Path, state: TrainerState, optimizer: Optimizer, masters: Masters
+) -> None:
+    """Refuse state that another optimizer kept.
+
+    Raises:
+        CheckpointError: it did; says how to go on.
+    """
+    stored = {"optimizer": state.optimizer, "master_weights": state.master_weights}
+    asked = {"optimizer": optimizer, "master_weights": masters}
+    for field, value in asked.items():
+        if stored[field] != value:
+            raise CheckpointError(
+                f"{directory} was written with train.{field}: {stored[field]}, and this run has "
+                f"{value}: what one keeps between steps is of no use to the other. Go on with "
+                f"train.{field}: {stored[field]}, or begin a new run with model.name: {directory}"
+            )
+
+
+def read_weights_and_moments(
+    directory: Path,
+    model: Module,
+    expected: Mapping[str, WeightType],
+    kept: Mapping[str, KeptTypes],
+    state: TrainerState,
+) -> Iterator[StoredWeight]:
+    """Every weight of `model` with its optimizer state, told one by one; nothing is read yet.
+
+    Args:
+        directory: of the checkpoint.
+        model: whose weights they are.
+        expected: shape and dtype of each weight as it is stored.
+        kept: what is stored beside each trained weight.
+        state: what trainer_state.json says.
+
+    Raises:
+        CheckpointError: something is missing, unknown, or of another shape or dtype.
+    """
+    kinds = {kind for types in kept.values() for kind in types}
+    found: dict[str, dict[str, StoredTensor]] = {name: {} for name in expected}
+    for kind in kinds:
+        pattern = f"optimizer_{kind}-*.safetensors"
+        for name, tensor in stored_in_folder(directory, pattern, KEPT_TYPES).items():
+            found.setdefault(name, {})[kind] = tensor
+    for name in state.adam_steps:
+        held = {
+            kind: WeightType(tensor.shape, tensor.dtype)
+            for kind, tensor in found.get(name, {}).items()
+        }
+        if name not in kept or not kept[name].items() <= held.items():
+            raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
+    for name, weight in stored_weights(model, directory, expected):
+        moments = found[name]
+        master = moments.pop(MASTER, None)
+        yield StoredWeight(name, weight, master, moments, state.adam_steps.get(name, 0))
