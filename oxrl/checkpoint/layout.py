@@ -53,23 +53,25 @@ class FileLayout:
     metadata: Mapping[str, str]
 
     @cached_property
-    def ordered(self) -> list[Entry]:
-        """The tensors as they follow each other."""
-        return sorted(self.entries, key=_order)
+    def ordered(self) -> list[tuple[int, Entry]]:
+        """The tensors as they follow each other, each with the bytes before it."""
+        found: list[tuple[int, Entry]] = []
+        begin = 0
+        for entry in sorted(self.entries, key=_order):
+            found.append((begin, entry))
+            begin += entry.nbytes
+        return found
 
     @cached_property
     def header(self) -> bytes:
         """Everything before the first tensor."""
         content: dict[str, Any] = {"__metadata__": dict(self.metadata)}
-        begin = 0
-        for entry in self.ordered:
-            end = begin + entry.nbytes
+        for begin, entry in self.ordered:
             content[entry.key] = {
                 "dtype": NAMES[entry.type.dtype],
                 "shape": list(entry.type.shape),
-                "data_offsets": [begin, end],
+                "data_offsets": [begin, begin + entry.nbytes],
             }
-            begin = end
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
@@ -77,12 +79,8 @@ class FileLayout:
     @cached_property
     def places(self) -> dict[Key, tuple[int, Entry]]:
         """(kind, weight) -> (number of its first byte in the file, what it is); in that order."""
-        found: dict[Key, tuple[int, Entry]] = {}
-        begin = len(self.header)
-        for entry in self.ordered:
-            found[entry.kind, entry.name] = (begin, entry)
-            begin += entry.nbytes
-        return found
+        first = len(self.header)
+        return {(entry.kind, entry.name): (first + begin, entry) for begin, entry in self.ordered}
 
     @cached_property
     def nbytes(self) -> int:

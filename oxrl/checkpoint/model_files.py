@@ -18,10 +18,10 @@ from oxrl.checkpoint.layout import TENSORS_OF_TORCH, WEIGHT, Entry, FileLayout, 
 from oxrl.models.adapters import ADAPTER_FILE, file_name, has_adapter
 from oxrl.models.four_bit import whole_type
 from oxrl.models.load import VALUE_HEAD_FILE
-from oxrl.models.meta_init import DECODER
+from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import NamedTensor
-from oxrl.models.weights import WeightType, kept_buffers, stored_names
+from oxrl.models.weights import WeightType, stored_names
 from oxrl.types import Tensors
 
 SINGLE = "model.safetensors"

@@ -16,8 +16,9 @@ from oxrl.checkpoint.trainer_state import (
     TrainerState,
 )
 from oxrl.errors import CheckpointError
+from oxrl.models.saved_weights import stored_weights
 from oxrl.models.stored import KEPT_TYPES, StoredTensor, stored_in_folder
-from oxrl.models.weights import WeightType, stored_weights
+from oxrl.models.weights import WeightType
 from oxrl.tables.engines import Masters, Optimizer
 
 

@@ -20,6 +20,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from oxrl.modelfiles.hub_status import hub_or_cache
 from oxrl.models.stored import StoredTensor, StoredTensors, stored_in_folder
+from oxrl.types import Tensors
 
 ATTRIBUTE = "oxrl_weights_later"
 WEIGHTS = "model*.safetensors"
@@ -119,7 +120,7 @@ def build_without_weights(
     for parameter, shape in expected.items():
         if parameter not in stored or stored[parameter].shape != shape:
             return None
-    if _has_kept_buffers(model):
+    if kept_buffers(model):
         return None
     model.config.name_or_path = name
     # As after reading: the files have the names of the parameters, and are written with them.
@@ -173,7 +174,7 @@ def _generation_config(folder: Path) -> GenerationConfig:
     return GenerationConfig.from_pretrained(folder, config_file_name="config.json")
 
 
-def _has_kept_buffers(model: Module) -> bool:
-    """True if the model's files hold buffers too, such as a router's bias."""
-    kept = model.state_dict().keys()
-    return any(name in kept for name, _ in model.named_buffers())
+def kept_buffers(host: Module) -> Tensors:
+    """The buffers that a checkpoint holds: a router's bias, but no rotary frequencies."""
+    kept = host.state_dict().keys()
+    return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
