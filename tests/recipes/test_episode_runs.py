@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from command_line import oxrl
+from rewards_here import HARMLESS
 from small_runs import (
-    REWARD,
     final_files,
     metric_lines,
     model_that_stops,
@@ -23,7 +23,7 @@ from oxrl.commands.evaluate import run_eval
 from oxrl.errors import ConfigError, EnvironmentDefinitionError
 from oxrl.recipes import run
 
-ONE_TURN = f"""{REWARD}
+ONE_TURN = f"""{HARMLESS}
 from oxrl.environments import Step
 
 class Once:

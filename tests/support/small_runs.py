@@ -15,15 +15,9 @@ from typing import Any
 import yaml
 from command_line import Command
 from figures import SEED, THREADS
+from rewards_here import HARMLESS
 
 from oxrl.config import Config, load_config
-
-REWARD = '''
-def digits(prompt, completion):
-    """Share of digits among the first characters: a random model scores a little, so groups differ."""
-    text = completion[:6]
-    return sum(character.isdigit() for character in text) / 6
-'''
 
 
 def write_inputs(folder: Path) -> None:
@@ -34,7 +28,7 @@ def write_inputs(folder: Path) -> None:
     chats = [{"prompt": row["prompt"], "completion": row["answer"]} for row in prompts]
     for name, rows in (("prompts", prompts), ("chats", chats)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text(REWARD)
+    (folder / "reward.py").write_text(HARMLESS)
 
 
 def model_that_stops(folder: Path, name: str = "builtin:tiny") -> Path:
