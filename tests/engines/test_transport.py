@@ -150,7 +150,7 @@ def test_a_sampler_that_is_lost_stops_nobody_for_long_and_ranks_gather_to_the_en
 
 
 def test_a_rank_that_fails_in_the_middle_says_why_and_leaves_no_sampler_waiting() -> None:
-    lines = Lines(1, 1)
+    lines = Lines(1, 1, deadline_s=5)  # for which the sampler waits
 
     def failing() -> Iterator[Bucket]:
         yield from weights(2)

@@ -315,6 +315,7 @@ def test_connections_that_ask_nothing_hold_few_threads_and_nobody_up(
     for _ in range(150):
         silent.append(socket.create_connection(("127.0.0.1", port), timeout=5))
         silent[-1].sendall(b"POST /v1/chat")
+        time.sleep(0.01)  # a full queue of them would have each wait a second for the next try
     until = time.monotonic() + 10
     while threading.active_count() > before + 64 and time.monotonic() < until:
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import oxrl
-from rewards_here import HARMLESS
+from rewards_here import DIGITS
 from small_runs import (
     final_files,
     metric_lines,
@@ -23,7 +23,7 @@ from oxrl.commands.evaluate import run_eval
 from oxrl.errors import ConfigError, EnvironmentDefinitionError
 from oxrl.recipes import run
 
-ONE_TURN = f"""{HARMLESS}
+ONE_TURN = f"""{DIGITS}
 from oxrl.environments import Step
 
 class Once:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from figures import Learned
+from rewards_here import HARMLESS
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
@@ -33,6 +34,7 @@ SPARSE = (
 )
 SHARE = "def share(prompt, completion):\n    return sum(c.isdigit() for c in completion) / 6\n"
 NEVER = "def never(prompt, completion):\n    return 0.0\n"
+HARMLESS.update((SPARSE, SHARE, NEVER))
 
 
 def config(

@@ -222,17 +222,17 @@ def test_a_rank_that_hangs_is_named_when_the_deadline_is_over(tmp_path: Path) ->
     assert re.search(said, (tmp_path / "log.0").read_text())
 
 
-WAITS = Deadlines({**Deadlines.alike(60.0).seconds, "sync": 1.5})
+WAITS = Deadlines({**Deadlines.alike(60.0).seconds, "sync": 0.5})
 
 
 def come_late(nbytes: int) -> None:
-    """On one of two ranks: the second needs 3 s for its part of the work."""
+    """On one of two ranks: the second needs 1 s for its part of the work."""
     with joined_ranks(torch.device("cpu"), WAITS) as ranks:
         for phase in ("step", "sync"):
             ranks.agree("both are here")
             with ranks.within(WAITS.of(phase, nbytes), "the second rank"):
                 if not ranks.first:
-                    time.sleep(3)
+                    time.sleep(1)
                 ranks.agree("done")
 
 
@@ -242,7 +242,7 @@ def test_a_rank_is_waited_for_as_long_as_the_bytes_of_its_phase_take(tmp_path: P
     late = start_ranks(2, tmp_path / "late", come_late, 0)
     assert exit_codes(late, timeout_s=60)[0] == 1
     assert (
-        "DeadlineError: rank 0 of 2 waited run.deadlines.sync=1.5 s for"
+        "DeadlineError: rank 0 of 2 waited run.deadlines.sync=0.5 s for"
         in (tmp_path / "late.0").read_text()
     )
 

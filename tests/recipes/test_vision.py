@@ -12,6 +12,7 @@ import pytest
 import torch
 from figures import SEED, THREADS, Learned
 from PIL import Image
+from rewards_here import DIGITS
 from torch import Tensor
 from transformers import (
     AutoImageProcessor,
@@ -104,9 +105,7 @@ def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, A
 
 def rl(folder: Path, name: str, algorithm: str = "sgrpo", **sections: dict[str, Any]) -> Config:
     reward = folder / "reward.py"
-    reward.write_text(
-        "def digits(prompt, completion):\n    return sum(map(str.isdigit, completion[:6])) / 6\n"
-    )
+    reward.write_text(DIGITS)
     return config(
         folder,
         "builtin:tiny-vl",

@@ -1,6 +1,6 @@
-"""The reward of small runs in this process: a worker costs more than such a run's rewards.
+"""Rewards of small runs in this process: a worker costs more than all else in such a run.
 
-Workers are tested in tests/rewards, and with every reward that is another one than this.
+Workers are tested in tests/rewards, and with every reward whose file is not noted here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.workers import OwnFunctionPool
 from oxrl.types import Objects
 
-HARMLESS = '''
+DIGITS = '''
 def digits(prompt, completion):
     """Share of digits among the first characters: a random model scores a little, so groups differ."""
     text = completion[:6]
     return sum(character.isdigit() for character in text) / 6
 '''
+# Texts of files; tests add those of rewards that are not what they test.
+HARMLESS = {DIGITS}
 in_workers = workers.pool_of
 
 
@@ -32,9 +34,9 @@ class PoolHere(OwnFunctionPool):
 def pool_of(
     name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
 ) -> SinglePool:
-    """In the place of that of `oxrl.rewards.workers`: workers for every reward but HARMLESS."""
-    file = Path(name.removesuffix(":digits"))
-    if name.endswith(":digits") and file.is_file() and file.read_text() == HARMLESS:
+    """In the place of that of `oxrl.rewards.workers`: workers for every reward that is not HARMLESS."""
+    file = Path(name.rpartition(":")[0])
+    if file.is_file() and file.read_text() in HARMLESS:
         paths = [*sys.path]  # of a file that is loaded, the folder is added
         try:
             return PoolHere(find_reward(name, options), field)

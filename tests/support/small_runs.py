@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from command_line import Command
 from figures import SEED, THREADS
-from rewards_here import HARMLESS
+from rewards_here import DIGITS
 
 from oxrl.config import Config, load_config
 
@@ -28,7 +28,7 @@ def write_inputs(folder: Path) -> None:
     chats = [{"prompt": row["prompt"], "completion": row["answer"]} for row in prompts]
     for name, rows in (("prompts", prompts), ("chats", chats)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text(HARMLESS)
+    (folder / "reward.py").write_text(DIGITS)
 
 
 def model_that_stops(folder: Path, name: str = "builtin:tiny") -> Path:
