@@ -147,9 +147,9 @@ def test_a_process_samples_what_this_one_would_to_the_last_bit(shared: RolloutWo
     ids=["float32", "bfloat16"],
 )
 def test_delivered_weights_arrive_are_held_and_are_sampled_with(
-    hosted: Callable[..., RolloutWorkers], build: Any, dtype: torch.dtype
+    hosted: Callable[..., RolloutWorkers], shared: RolloutWorkers, build: Any, dtype: torch.dtype
 ) -> None:
-    engine = hosted(build)
+    engine = shared if build is sampler else hosted(build)
     other = model(5, dtype)
     policy = LocalTrainer(other, TrainerOptions(lr=1e-3))
     options = SyncOptions(dtype=dtype, vocabulary=261, temperature=1.0, probe_tokens=128)

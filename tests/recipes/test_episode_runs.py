@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import oxrl
+from checks_here import planned
 from rewards_here import DIGITS
 from small_runs import (
     final_files,
@@ -244,7 +244,7 @@ def test_plan_begins_an_episode(tmp_path: Path, opening: str, code: int, said: s
     rl_config(
         tmp_path, "plan", environment={"name": f"{tmp_path / 'mine.py'}:Made"}, reward={"name": ""}
     )
-    found = oxrl("plan", tmp_path / "plan.yaml", folder=tmp_path)
+    found = planned("plan.yaml", folder=tmp_path)
     assert found.returncode == code, found.stdout + found.stderr
     assert said in " ".join((found.stdout + found.stderr).split())
 

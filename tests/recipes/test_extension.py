@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checks_here import planned
 from command_line import oxrl
 from small_runs import metric_lines, rl_config
 
@@ -55,9 +56,9 @@ def test_a_feature_in_a_users_file_changes_rewards_and_is_said_by_the_plan(user_
     lines = metric_lines(Path(cfg.run.dir or ""))
     assert [line["reward/stop_bonus"] for line in lines] == pytest.approx([0.18, 0.162])
     assert all(0 <= line["reward/shaping"] <= 0.2 for line in lines)
-    planned = oxrl("plan", config, *overrides, f"run.dir={cfg.run.dir}2", folder=user_file.parent)
-    assert planned.returncode == 0, planned.stderr
-    assert "StopBonus: made when a run starts" in planned.stdout
+    told = planned(config, *overrides, f"run.dir={cfg.run.dir}2", folder=user_file.parent)
+    assert told.returncode == 0, told.stderr
+    assert "StopBonus: made when a run starts" in told.stdout
 
 
 def test_its_gradient_is_that_of_its_formula(user_file: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from checks_here import planned
 from command_line import oxrl
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -297,7 +297,7 @@ def test_a_warning_is_shown_and_the_plan_goes_on(folder: Path) -> None:
     (place / "config.json").write_text(json.dumps(config))
     values = changed(RL, model={"name": str(place)})
     (folder / "run.yaml").write_text(json.dumps(values))
-    result = plan(folder)
+    result = planned("run.yaml", folder=folder)
     assert result.returncode == 0, result.stderr
     (ok,) = re.findall("^ok +memory: about .* in rollout, .*", result.stdout, re.MULTILINE)
     (warned,) = re.findall("^warning +limit: about .* in rollout, .*", result.stdout, re.MULTILINE)
@@ -354,16 +354,12 @@ def test_the_disk_has_to_hold_only_what_is_written() -> None:
     assert disk_needed(once, dims)[1] == 2
 
 
-def plan(folder: Path) -> subprocess.CompletedProcess[str]:
-    return oxrl("plan", "run.yaml", folder=folder)
-
-
 def test_the_plan_lists_everything_that_is_wrong_and_exits_with_2(folder: Path) -> None:
     values = made(folder, "no tokenizer")
     values = changed(values, run={"keep_checkpoints": 10**9, "checkpoint_every": 1, "steps": 10**9})
     (folder / "train.jsonl").write_text("")
     (folder / "run.yaml").write_text(json.dumps(values))
-    result = plan(folder)
+    result = oxrl("plan", "run.yaml", folder=folder)
     assert result.returncode == 2, result.stderr
     for words in ("3 problems", "holds no tokenizer", "no rows", "are free at"):
         assert words in result.stderr
@@ -399,7 +395,7 @@ def test_a_model_without_a_configuration_is_one_problem(folder: Path) -> None:
     (folder / "model" / "config.json").write_text("{}")
     given = changed(RL, model={"name": "./model"})
     (folder / "config.yaml").write_text(json.dumps(given))
-    found = oxrl("plan", "config.yaml", folder=folder)
+    found = planned("config.yaml", folder=folder)
     assert found.returncode == 2
     assert "1 problem in what config.yaml names" in found.stderr
     assert "config.json names no model_type" in found.stderr
@@ -418,7 +414,7 @@ def test_a_device_that_is_not_here_is_wrong_and_unknown_where_other_machines_tra
     assert examine(there, Prepared(), "device", Patience()).state == "unknown"
     (folder / "train.jsonl").write_text(PROMPTS)
     (folder / "config.yaml").write_text(json.dumps({**RL, **cuda}))
-    told = oxrl("plan", "config.yaml", folder=folder)
+    told = planned("config.yaml", folder=folder)
     assert told.returncode == 2 and "run.device is cuda" in told.stderr
 
 

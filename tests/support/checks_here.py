@@ -1,9 +1,17 @@
-"""The checks of `oxrl plan` in this process: another one imports torch for each plan."""
+"""The checks of `oxrl plan` in this process: another one imports torch for each plan.
+
+Also a program, which is `oxrl` with checks of that kind.
+"""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+from command_line import oxrl
+
+from oxrl.cli import main
 from oxrl.config import Config
 from oxrl.config.reads import read_values, sections_of
 from oxrl.plan import preflight_process
@@ -19,3 +27,13 @@ def examine_here(cfg: Config) -> Iterator[tuple[str, str, str]]:
             request: Json = {"config": values, "subject": subject}
             reply = preflight_process._reply(request, prepared)
             yield subject, reply["state"], reply["text"]
+
+
+def planned(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Give the command `oxrl plan ...`, as `command_line.oxrl` does."""
+    return oxrl("plan", *words, folder=folder, script=__file__)
+
+
+if __name__ == "__main__":
+    preflight_process.examine_apart = examine_here
+    main()
