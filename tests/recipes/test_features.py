@@ -200,7 +200,7 @@ def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(
 def test_cut_responses_are_baseline_only_where_they_are_masked(tmp_path: Path) -> None:
     cfg = config(tmp_path, "sgrpo", reward=SHARE, max_tokens=120, mask_truncated=True)
     run(cfg.model_copy(update={"run": cfg.run.model_copy(update={"record": "tokens", "steps": 1})}))
-    tensors = load_file(next((cfg.run.directory / "rollouts").glob("*.safetensors")))
+    tensors = load_file(min((cfg.run.directory / "rollouts").glob("*.safetensors")))
     samples = samples_of(cfg.run.directory)
     cut = torch.tensor([sample["finish_reason"] == "length" for sample in samples])
     assert cut.any() and not cut.all()
