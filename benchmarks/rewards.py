@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oxrl.rewards.builtin import BUILTINS
 from oxrl.rewards.pool_choice import reward_pool
+from oxrl.tables.user_code import REWARD
 from oxrl.types import Completion, Prompt, Segment
 
 GROUP = 8
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--sandbox", default="strict", choices=("strict", "basic", "off"))
     parser.add_argument("--only", default="", help="names, with commas between them")
     options = parser.parse_args()
-    wanted = [name for name in options.only.split(",") if name] or list(BUILTINS)
+    wanted = [name for name in options.only.split(",") if name] or list(REWARD.table)
     known = cases(options.sandbox)
     print(f"{options.workers} workers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print("| reward | rows/s | as expected |\n|---|---|---|")

@@ -71,7 +71,7 @@ UPWARD = {
     ("config", "packages"): 1,
     ("config", "rewards"): 1,
     ("config", "runs"): 9,
-    ("config", "usercode"): 5,
+    ("config", "usercode"): 4,
     ("data", "models"): 1,
     ("engines", "rewards"): 3,
     ("modelfiles", "data"): 1,
@@ -82,7 +82,6 @@ UPWARD = {
     ("recipes", "plan"): 3,
     ("rewards", "packages"): 2,
     ("usercode", "environments"): 3,
-    ("usercode", "rewards"): 3,
 }
 # Parts of the core that packages may build on, as a package of a user's may.
 OPEN = (

@@ -26,11 +26,10 @@ import oxrl.assembly.episode_wiring
 from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config, load_evaluation_config
 from oxrl.recipes import run
-from oxrl.rewards.base import Group
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
-from oxrl.types import Score
+from oxrl.types import Group, Score
 from oxrl_envs.calculator import calculator
 
 HERE = Path(__file__).parent

@@ -13,9 +13,10 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import InvariantError, required
 from oxrl.rewards.base import GroupScorer
-from oxrl.rewards.builtin import BUILTINS
 from oxrl.runs.waiting import Patience, StopAsked
+from oxrl.tables.user_code import REWARD
 from oxrl.types import Group, Prompt, Scores
+from oxrl.usercode.locate import is_ours
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature
@@ -84,7 +85,7 @@ def placed_steps(
     cfg: Config, scorer: GroupScorer | None, tokenizer: PreTrainedTokenizerBase
 ) -> GroupScorer | None:
     """The scorer, and where in tokens the steps end that it rewards; most rewards have none."""
-    if scorer is None or all(name in BUILTINS for name in cfg.reward.names):
+    if scorer is None or all(is_ours(REWARD, name) for name in cfg.reward.names):
         return scorer
     from oxrl.rewards.step_rewards import StepScorer
 

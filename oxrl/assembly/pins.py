@@ -16,8 +16,7 @@ from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
 from oxrl.modelfiles.hub import identity, locate
 from oxrl.modelfiles.vision import vision_family
-from oxrl.rewards.base import locate as locate_reward
-from oxrl.rewards.builtin import BUILTINS
+from oxrl.rewards.model_options import is_model
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (
@@ -31,7 +30,8 @@ from oxrl.runs.pins import (
     read_noted,
 )
 from oxrl.runs.ranks import Ranks
-from oxrl.usercode.given import is_given
+from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
+from oxrl.usercode.locate import is_ours
 
 MODEL = "model.name"
 Inputs = Iterator[Input]
@@ -122,42 +122,30 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
     if cfg.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
-        if asked.name not in BUILTINS:
-            yield from _reward_inputs(asked.name, f"{asked.field}.name")
+        if is_model(asked.name):
+            # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
+            yield from _model_input(f"{asked.field}.name", asked.name, None, {})
+    own = list(_own_code(cfg))
+    if own or cfg.environment.name:
+        from oxrl.usercode.code_pins import code_inputs, option_files  # most runs have none
+
+        for kind, field, names in own:
+            yield from code_inputs(kind, names, field)
+        yield from option_files(cfg.environment.options)
+
+
+def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:
+    """Yield what may be of the user's own: its kind, field and names."""
+    for asked in asked_rewards(cfg.reward):
+        if not is_model(asked.name) and not is_ours(REWARD, asked.name):
+            yield REWARD, f"{asked.field}.name", [asked.name]
     if cfg.environment.name:
-        from oxrl.assembly.code_pins import environment_inputs  # only where there is one
-
-        yield from environment_inputs(cfg.environment.name, cfg.environment.options)
+        yield ENVIRONMENT, ENVIRONMENT.field, [cfg.environment.name]
     if cfg.recipe == "rl":
-        yield from _own_inputs(cfg)
-
-
-def _own_inputs(cfg: Config) -> Inputs:
-    """A loss and features of the user's own."""
-    gate = cfg.train.row.gate
-    gates = [gate] if is_own(gate) else []
-    if not gates and not cfg.train.features:
-        return
-    from oxrl.assembly.code_pins import own_code  # most runs have none
-
-    yield from own_code("train.loss", gates, "gate")
-    yield from own_code("train.features", list(cfg.train.features), "feature")
-
-
-def _reward_inputs(name: str, field: str) -> Inputs:
-    """A reward of the user's own, or a reward model.
-
-    Args:
-        name: of the reward.
-        field: of the config, which says so.
-    """
-    if not is_given(name) and not locate_reward(name)[1]:
-        # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
-        yield from _model_input(field, name, None, {})
-        return
-    from oxrl.assembly.code_pins import reward_code  # a built-in reward has none
-
-    yield from reward_code(name, field)
+        if is_own(cfg.train.row.gate):
+            yield GATE, GATE.field, [cfg.train.row.gate]
+        if cfg.train.features:
+            yield FEATURE, FEATURE.field, list(cfg.train.features)
 
 
 def _stored_samples(run: Path) -> Input:

@@ -25,8 +25,9 @@ from typing import Any, cast
 from oxrl.environments.adapting import with_text
 from oxrl.environments.base import Message, Step, tool_names
 from oxrl.environments.tool_environment import ToolEnvironment
-from oxrl.environments.typed_tool import as_tool, awaited
+from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt
+from oxrl.usercode.awaited import awaited
 
 
 class ObjectTools(ToolEnvironment):

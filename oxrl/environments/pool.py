@@ -18,24 +18,18 @@ from oxrl.data.messages import Tools
 from oxrl.environments.base import Message, Step
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
+from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import EpisodeEnd, Named, Prompt
 from oxrl.usercode.channel import Channel, LateReply, LostWorker, SuspectWorker
-from oxrl.usercode.environments import (
-    ARGUMENT,
-    as_messages,
-    as_step,
-    find_environment,
-    locate,
-)
-from oxrl.usercode.given import FIELD, given, is_given
+from oxrl.usercode.environments import as_messages, as_step, find_environment
+from oxrl.usercode.given import FIELD, is_given
+from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, decode, encode
-from oxrl.usercode.packing import packed
-from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
+from oxrl.usercode.start import NOT_LOADED, START_TIMEOUT_S, NotLoaded, load_request, loading
+from oxrl.usercode.worker import Printed, Worker
 
 log = logging.getLogger(__name__)
 
-# Loading an environment may import large libraries, so it gets longer than a step.
-START_TIMEOUT_S = 60.0
 # A fork, or the end of one.
 FORK_TIMEOUT_S = 20.0
 # Longest answer of an environment, in bytes.
@@ -227,14 +221,13 @@ class EnvironmentPool:
     """
 
     def __init__(self, name: str, *, options: Named, timeout_s: float, memory_mb: int) -> None:
-        locate(name)
+        locate(ENVIRONMENT, name)
         self.name = name
         self.timeout_s = timeout_s
-        self._packed = packed(given(name, ARGUMENT)) if is_given(name) else None
+        self._request = load_request(ENVIRONMENT, name, options)
         # A class that cannot leave this process is used here.
-        self._kept_here = is_given(name) and self._packed is None
+        self._kept_here = is_given(name) and FIELD not in self._request
         self._prepared = False
-        self._options = dict(options)
         self._memory_mb = memory_mb
         self._printed = Printed("an environment")
         self._lock = threading.Lock()
@@ -281,7 +274,7 @@ class EnvironmentPool:
             Stopped: a signal asked to stop.
         """
         if self._kept_here:
-            return EpisodeHere(self, self._options)
+            return EpisodeHere(self, self._request["options"])
         with self._lock:
             worker = self._loaded(patience)
             if self._idle:
@@ -362,27 +355,17 @@ class EnvironmentPool:
             self._drop(self._worker)
         worker = Worker("oxrl.environments.serve", self._printed)
         self._worker = worker
-        message: Json = {"name": self.name, "options": self._options}
-        if self._packed is not None:
-            message[FIELD] = self._packed
         what = f"{self.name} to be loaded"
         try:
-            reply = worker.channel.ask(message, START_TIMEOUT_S, patience, what)
-        except LateReply as error:
+            with loading(worker, "its process", NOT_LOADED):
+                reply = worker.channel.ask(self._request, START_TIMEOUT_S, patience, what)
+        except NotLoaded as error:
             self._drop(worker)
-            late = f"not loaded within {START_TIMEOUT_S:g} s; what does it import?"
-            raise self._broken(late) from error
-        except (LostWorker, SuspectWorker) as error:
-            how = worker.end(LAST_WORDS_S)
-            self._worker = None
-            raise self._broken(f"its process ended while loading it ({how})") from error
+            raise ENVIRONMENT.problem(self.name, str(error)) from error
         if "failed" in reply:
             self._drop(worker)
             raise EnvironmentDefinitionError(str(reply["failed"]))
         return worker
-
-    def _broken(self, problem: str) -> EnvironmentDefinitionError:
-        return EnvironmentDefinitionError(f"environment.name={self.name}: {problem}")
 
     def _drop(self, worker: Worker) -> str:
         """Kill a worker and its episodes."""

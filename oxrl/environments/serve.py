@@ -25,12 +25,13 @@ from oxrl.data.actions import Action
 from oxrl.environments.base import Step
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.runs.process_exit import end_of_pid
+from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named, Prompt
-from oxrl.usercode.environments import as_messages, as_step, find_environment, locate
-from oxrl.usercode.given import FIELD
+from oxrl.usercode.environments import as_messages, as_step, find_environment
 from oxrl.usercode.keeper import leave_keeper
+from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, Replies, decode, encode, prompt_of
-from oxrl.usercode.packing import receive
+from oxrl.usercode.start import take_given
 from oxrl.usercode.user_code import raised_as
 
 MOST_REQUEST = 1 << 16
@@ -102,20 +103,6 @@ class Episode:
         }
 
 
-def live(episode: Episode, fd: int) -> None:
-    """Serve one episode until its socket is closed.
-
-    Args:
-        episode: not begun.
-        fd: descriptor of its socket.
-    """
-    replies = Replies(fd)
-    for line in replies.requests:
-        request = decode(line)
-        reply = episode.answer(request)
-        replies.send({"id": request["id"]} | reply)
-
-
 def begin(episode: Episode, fd: int, memory_mb: int) -> None:
     """In the child: leave a keeper behind, which ends all that is started here, and serve; no
     return.
@@ -131,7 +118,7 @@ def begin(episode: Episode, fd: int, memory_mb: int) -> None:
         if memory_mb:
             most = mapped() + (memory_mb << 20)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        live(episode, fd)
+        Replies(fd).answer_all(episode.answer)
         code = 0
     finally:
         with contextlib.suppress(OSError):
@@ -171,13 +158,8 @@ def load(request: Json) -> tuple[Episode, Json]:
         EnvironmentDefinitionError: it cannot be loaded, or says that it cannot work.
     """
     name = request["name"]
-    if FIELD in request:
-        try:
-            receive(name, request[FIELD])
-        except Exception as error:  # any: loading it may import modules of the user's
-            problem = f"its process cannot load the class: {raised_as(error, None)}"
-            raise EnvironmentDefinitionError(f"environment.name={name}: {problem}") from error
-    path, _ = locate(name)
+    take_given(ENVIRONMENT, request, "its process cannot load the class")
+    path = locate(ENVIRONMENT, name).file
     make = find_environment(name)
     prepare(make, name, request["options"], path)
     return Episode(make, request["options"], path), {"id": request["id"]}
@@ -203,7 +185,7 @@ def prepare(make: Callable[..., Any], name: str, options: Named, path: Path | No
     except (Exception, SystemExit) as error:
         own_words = path is None and isinstance(error, (OxrlError, ValueError))
         why = str(error) if own_words else f"prepare raised {raised_as(error, path)}"
-        raise EnvironmentDefinitionError(f"environment.name={name}: {why}") from error
+        raise ENVIRONMENT.problem(name, why) from error
 
 
 def first_line(parent: socket.socket) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from oxrl.environments.base import ToolUnavailable
 from oxrl.types import Named, Texts, Values
+from oxrl.usercode.awaited import awaited
 from oxrl.usercode.user_code import MOST_REASON, capped
 
 # Longest result of a tool that the policy reads, in characters.
@@ -139,21 +139,3 @@ def argument_texts(docstring: str) -> Texts:
         elif name:
             found[name] = f"{found[name]} {line.strip()}".strip()
     return found
-
-
-def awaited(result: object) -> object:
-    """Return a function's result, waited for where the function is `async`.
-
-    Args:
-        result: anything.
-
-    Returns:
-        The value; in an event loop of its own, where it had to be waited for.
-    """
-    if not inspect.isawaitable(result):
-        return result
-    return asyncio.run(_result_of(result))
-
-
-async def _result_of(waiting: Awaitable[object]) -> object:
-    return await waiting

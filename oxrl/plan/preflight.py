@@ -48,7 +48,7 @@ from oxrl.modelfiles.hub import locate
 from oxrl.modelfiles.vision import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.plan.needs import disk_needed, memory_needed
-from oxrl.rewards.builtin import BUILTINS, find_builtin
+from oxrl.rewards.builtin import find_builtin
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.stop import StopRequest
@@ -56,8 +56,10 @@ from oxrl.runs.waiting import Patience
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.preference import METHODS
 from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.user_code import REWARD
 from oxrl.tables.vision import VISION_FAMILIES
 from oxrl.types import Completion, Prompt
+from oxrl.usercode.locate import is_ours
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -412,7 +414,7 @@ def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience)
     """
     for one in pool.pools:
         one.rehearse(prompts, patience)
-        if one.name in BUILTINS and find_builtin(one.name).tried and prompts:
+        if is_ours(REWARD, one.name) and find_builtin(one.name).tried and prompts:
             _try_built_in(one, prompts, patience)
 
 
@@ -457,9 +459,10 @@ def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that a policy loss of the user's own can be called, and is a loss."""
     if not is_own_loss(cfg):
         return f"{cfg.train.row.gate}, of the table"
-    from oxrl.recipes.own_gate import tried_gate  # torch, which losses of the table do without
+    from oxrl.usercode.gates import tried_gate  # torch, which losses of the table do without
 
-    return tried_gate(cfg)
+    sent = cfg.train.backend != "local"
+    return tried_gate(cfg.train.row.gate, cfg.train.loss_numbers, sent=sent)
 
 
 def is_own_loss(cfg: Config) -> bool:
@@ -471,9 +474,9 @@ def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that features of the user's own can be loaded."""
     if not cfg.train.features:
         return "none of your own"
-    from oxrl.recipes.own_feature import tried_features  # torch, as above
+    from oxrl.recipes.features.own_feature import tried_features  # torch, as above
 
-    return tried_features(cfg)
+    return tried_features(list(cfg.train.features))
 
 
 def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oxrl.config import Config
@@ -18,7 +19,7 @@ from oxrl.config.sections.train import is_own
 from oxrl.errors import OxrlError
 from oxrl.runs.waiting import Patience
 from oxrl.usercode.channel import LateReply, LostWorker, SuspectWorker
-from oxrl.usercode.messages import Json, Replies, decode
+from oxrl.usercode.messages import Json, Replies
 from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ LATE = {
 }
 
 
-def _reply(request: Json, prepared: Prepared) -> Json:
+def _reply(prepared: Prepared, request: Json) -> Json:
     """Make the check of a request, and return what it finds."""
     from oxrl.plan.preflight import examine
 
@@ -125,9 +126,7 @@ def serve(fd: int) -> None:
     from oxrl.plan.preflight import Prepared
 
     with Prepared() as prepared:
-        for line in replies.requests:
-            request = decode(line)
-            replies.send({"id": request["id"], **_reply(request, prepared)})
+        replies.answer_all(partial(_reply, prepared))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from oxrl.functional.group_advantages import GROUP_ADVANTAGES
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
-from oxrl.recipes.user_gate import find_gate
+from oxrl.recipes.policy_loss import find_gate
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
 

@@ -18,10 +18,11 @@ __all__ = ["code_reward", "exact_reward", "math_reward"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'oxrl.rewards' has no attribute {name!r}")
-    from oxrl.rewards.builtin import BUILTINS  # nothing is imported until it is asked for
+    # Nothing is imported until it is asked for.
+    from oxrl.tables.user_code import REWARD
+    from oxrl.usercode.locate import locate
 
-    module, _, _ = BUILTINS[name.removesuffix("_reward")].partition(":")
-    return getattr(import_module(module), name)
+    return getattr(import_module(locate(REWARD, name.removesuffix("_reward")).module), name)
 
 
 def __dir__() -> list[str]:

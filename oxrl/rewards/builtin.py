@@ -10,27 +10,17 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from oxrl.errors import did_you_mean
-from oxrl.types import Objects, Score
+from oxrl.errors import RewardDefinitionError, did_you_mean
+from oxrl.rewards.model_options import is_model, model_option_problem
+from oxrl.tables.user_code import REWARD
+from oxrl.types import Completions, GroupScores, Objects, Prompt, Score
+from oxrl.usercode.locate import Place, is_ours, locate, place_of
 
 Scorer = Callable[..., Score | float | list[Score]]
-
-# Name -> module and variable of its row, as an entry point would say it.
-BUILTINS: Mapping[str, str] = {
-    "math": "oxrl_graders.math:MATH",
-    "exact": "oxrl.rewards.exact:EXACT",
-    "code": "oxrl_sandbox.code_reward:CODE",
-    "ifeval": "oxrl_graders.instructions:IFEVAL",
-    "toolcall": "oxrl_graders.tool_calls:TOOL_CALL",
-    "choice": "oxrl_graders.choices:CHOICE",
-    "format": "oxrl_graders.formats:FORMAT",
-    "repetition": "oxrl_graders.formats:REPETITION",
-    "cosine": "oxrl_graders.formats:COSINE",
-    "judge": "oxrl_graders.judge.reward:JUDGE",
-    "reasoning-gym": "oxrl_graders.reasoning_gym_rewards:REASONING_GYM",
-}
+GroupReward = Callable[[Prompt, Completions], GroupScores]
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,8 @@ class BuiltIn:
             options are keyword arguments.
         of_groups: it scores the completions of a group together: it reads more of them than the
             text.
-        inline: it cannot hang, so it runs in the caller's process.
+        inline: it cannot hang and never raises, and gives a `Score` of every text, so it runs in
+            the caller's process.
         tried: it is called before a run depends on it.
         passes_on: gets the options that `score` does not name itself.
         refuse: is shown the names of all options first; raises ValueError.
@@ -67,17 +58,72 @@ def find_builtin(name: str) -> BuiltIn:
     """The row of a built-in reward; imports its module.
 
     Args:
-        name: a key of BUILTINS.
+        name: of a reward that oxRL has itself.
     """
-    module, _, variable = BUILTINS[name].partition(":")
-    return getattr(import_module(module), variable)
+    place = locate(REWARD, name)
+    return getattr(import_module(place.module), place.name)
+
+
+def place_of_reward(name: str) -> Place:
+    """Say where a reward is, without running anything.
+
+    Args:
+        name: as of `find_reward`.
+
+    Raises:
+        ValueError: as of `place_of`.
+    """
+    return Place(Path(name).resolve()) if is_model(name) else place_of(REWARD, name)
+
+
+def option_problem(name: str, options: Objects) -> str:
+    """Say why a reward cannot be called with some options; empty if it can.
+
+    Args:
+        name: as of `find_reward`.
+        options: of the config, `reward.options`; empty: none are given.
+
+    Returns:
+        A sentence that names the option and what would be right.
+    """
+    if is_model(name):
+        return model_option_problem(name, options)
+    if not is_ours(REWARD, name):
+        known = f"a reward that is built in takes options, {name} is none"
+        return known if options else ""
+    try:
+        with_options(name, options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def inline_reward(name: str, options: Objects | None) -> GroupReward:
+    """A built-in reward that scores where it is called.
+
+    Args:
+        name: of a row that is `inline`.
+        options: as of `with_options`.
+
+    Raises:
+        RewardDefinitionError: it has no such option, or not with such a value.
+    """
+    problem = option_problem(name, options or {})
+    if problem:
+        raise RewardDefinitionError(f"reward.options: {problem}")
+    score = cast(Callable[[Prompt, str], Score], with_options(name, options or {}))
+
+    def score_group(prompt: Prompt, completions: Completions) -> GroupScores:
+        return [score(prompt, completion.text) for completion in completions]
+
+    return score_group
 
 
 def with_options(name: str, options: Objects) -> Scorer:
     """A built-in reward with its options.
 
     Args:
-        name: a key of BUILTINS.
+        name: of a reward that oxRL has itself.
         options: keyword arguments of its own, as `reward.options` has them.
 
     Returns:

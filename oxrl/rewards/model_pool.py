@@ -11,22 +11,17 @@ from typing import Protocol
 import torch
 
 from oxrl.errors import OxrlError, RewardDefinitionError
-from oxrl.rewards.base import sample_range
+from oxrl.rewards.failures import failed_group, named_failures
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, GroupScores, Metrics, Prompt, Score, Scores, ScoreStatus
-from oxrl.usercode.user_code import MOST_REASON, capped, text_of
+from oxrl.types import Completion, Group, GroupScores, Prompt, Scores
+from oxrl.usercode.user_code import text_of
 
 
 class RewardModelPool(SinglePool, Protocol):
     """What scores by one reward model, in this process or in processes of its own."""
-
-    @property
-    def pools(self) -> Sequence[SinglePool]:
-        """Itself: the one reward."""
-        return [self]
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Score a made-up answer to each prompt.
@@ -43,10 +38,6 @@ class RewardModelPool(SinglePool, Protocol):
                 f"{self.field}.name={self.name}: it failed on {number} of {number} prompts of the "
                 f"data: {failures[0]}"
             )
-
-    def counters(self) -> Metrics:
-        """Nothing: the time that it takes is a phase of the step."""
-        return {}
 
 
 class ModelPool(RewardModelPool):
@@ -134,47 +125,9 @@ class ModelPool(RewardModelPool):
             scores = model(*group)
         except (OxrlError, RuntimeError, ValueError) as error:  # a full device, a broken text
             problem = f"raised {type(error).__name__}: {text_of(error)}"
-            return [failed_score(self.name, group, "error", problem)] * count
+            return failed_group(self.name, group, "error", problem)
         limit_s = self._timeout_s * count
         if time.monotonic() - began > limit_s:
             problem = f"no score within {limit_s:g} s ({self.field}.timeout_s={self._timeout_s:g})"
-            return [failed_score(self.name, group, "timeout", problem)] * count
+            return failed_group(self.name, group, "timeout", problem)
         return named_failures(self.name, group, scores)
-
-
-def failed_score(
-    name: str, group: Group, status: ScoreStatus, problem: str, place: int | None = None
-) -> Score:
-    """The score of a response that a reward model could not judge.
-
-    Args:
-        name: of the reward model.
-        group: the prompt and its responses.
-        status: what became of it.
-        problem: why.
-        place: of the response in its group; None: it is all of them.
-    """
-    prompt, completions = group
-    samples = sample_range(0, len(completions)) if place is None else sample_range(place, 1)
-    reason = capped(f"{name}, {samples} of prompt {prompt.uid}: {problem}", MOST_REASON)
-    return Score(value=None, status=status, reason=reason)
-
-
-def named_failures(name: str, group: Group, scores: Sequence[Score]) -> GroupScores:
-    """The scores, the failed ones among them saying whose they are.
-
-    Args:
-        name: of the reward.
-        group: the prompt and its completions.
-        scores: one for each completion, in order.
-
-    Returns:
-        As many, in that order; reasons of failures begin with the reward, the sample and the
-        prompt.
-    """
-    found: GroupScores = []
-    for place, score in enumerate(scores):
-        if score.value is None:
-            score = failed_score(name, group, score.status, score.reason, place)
-        found.append(score)
-    return found

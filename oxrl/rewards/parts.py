@@ -10,13 +10,12 @@ and, where that part says so, the score of every response of its group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from oxrl.rewards.pools import SinglePool
+from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Metrics, Score, Scores, ScoreStatus
 
@@ -65,9 +64,13 @@ class PartsPool:
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. The parts are scored at the same time."""
         patience = patience or Patience()
-        works = [partial(pool.score, groups, patience) for pool in self.pools]
+
+        def score(pool: SinglePool) -> Scores:
+            return pool.score(groups, patience)
+
+        of_parts = in_threads(score, self.pools, patience, most=len(self.pools))
         found: Scores = []
-        for of_group in zip(*_at_once(works, patience), strict=True):
+        for of_group in zip(*of_parts, strict=True):
             left_out = {
                 name: score.status
                 for (name, part), scores in zip(self._parts.items(), of_group, strict=True)
@@ -84,19 +87,6 @@ class PartsPool:
         """Kill the workers of every part."""
         for pool in self.pools:
             pool.close()
-
-
-def _at_once(works: Sequence[Callable[[], Scores]], patience: Patience) -> list[Scores]:
-    """What each of `works` returns, in their order; when one raises, the others give up."""
-    with ThreadPoolExecutor(len(works), "reward-parts") as threads:
-        asked = [threads.submit(work) for work in works]
-        try:
-            for done in as_completed(asked):
-                done.result()
-        except BaseException:
-            patience.cancel()  # the others look at that before long
-            raise
-    return [done.result() for done in asked]
 
 
 def combined(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from oxrl.rewards.base import find_reward
-from oxrl.rewards.builtin import BUILTINS, find_builtin
+from oxrl.rewards.builtin import find_builtin, inline_reward
 from oxrl.rewards.pools import InlinePool, SinglePool
+from oxrl.tables.user_code import REWARD
 from oxrl.types import Objects
+from oxrl.usercode.locate import is_ours
 
 
 def reward_pool(
@@ -16,7 +17,7 @@ def reward_pool(
     options: Objects | None = None,
     field: str = "reward",
 ) -> SinglePool:
-    """What scores by a reward: this process where it cannot hang, else workers.
+    """The pool of a reward: this process where it cannot hang or leave, else workers.
 
     Args:
         name, workers, timeout_s, options, field: as of `RewardPool`.
@@ -24,8 +25,17 @@ def reward_pool(
     Raises:
         RewardDefinitionError: as of `RewardPool`.
     """
-    if name in BUILTINS and find_builtin(name).inline:
-        return InlinePool(find_reward(name, options), field)
-    from oxrl.rewards.workers import pool_of  # processes, which the others need
+    if is_ours(REWARD, name) and find_builtin(name).inline:
+        return InlinePool(name, inline_reward(name, options), field)
+    from oxrl.usercode.given import given, is_here  # a reward of the core does without
 
-    return pool_of(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    if is_here(name):
+        from oxrl.usercode.packing import packed  # most rewards have a name elsewhere
+
+        if packed(given(name, REWARD.noun)) is None:
+            from oxrl.rewards.own_function import OwnFunctionPool
+
+            return OwnFunctionPool(name, options, field)
+    from oxrl.rewards.workers import RewardPool  # processes, which the others need
+
+    return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)

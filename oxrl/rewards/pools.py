@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from oxrl.rewards.base import GroupScorer, LoadedReward
+from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.builtin import GroupReward
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Metrics, Prompt, Scores
 
@@ -45,9 +46,18 @@ class SinglePool(ScoringPool, Protocol):
     field: str
 
     @property
+    def pools(self) -> Sequence[SinglePool]:
+        """Itself: the one reward."""
+        return [self]
+
+    def counters(self) -> Metrics:
+        """Nothing: the time that it takes is a phase of the step."""
+        return {}
+
+    @property
     def inline(self) -> bool:
         """Whether it computes in this process, where asking early wins nothing."""
-        ...
+        return False
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Try the reward on prompts of the data, before anything depends on it.
@@ -59,29 +69,24 @@ class SinglePool(ScoringPool, Protocol):
         ...
 
 
-class InlinePool:
-    """Scores in this process, by a built-in reward that cannot hang. Used as `RewardPool` is.
+class InlinePool(SinglePool):
+    """Scores in this process, by a reward that cannot hang. Used as `RewardPool` is.
 
     Args:
-        reward: loaded.
+        name: of the reward.
+        score_group: scores the completions of one prompt.
         field: of the config, where the reward stands, for messages.
     """
 
-    inline = True
-
-    def __init__(self, reward: LoadedReward, field: str = "reward") -> None:
-        self.name = reward.name
+    def __init__(self, name: str, score_group: GroupReward, field: str = "reward") -> None:
+        self.name = name
         self.field = field
-        self.reward = reward
+        self._score_group = score_group
 
     @property
-    def pools(self) -> Sequence[SinglePool]:
-        """Itself: the one reward."""
-        return [self]
-
-    def counters(self) -> Metrics:
-        """Nothing: the time that it takes is a phase of the step."""
-        return {}
+    def inline(self) -> bool:
+        """It computes here."""
+        return True
 
     def start(self, patience: Patience | None = None) -> None:
         """There is nothing to start."""
@@ -110,7 +115,7 @@ class InlinePool:
         patience = patience or Patience()
         found: Scores = []
         for prompt, completions in groups:
-            found.append(self.reward(prompt, completions))
+            found.append(self._score_group(prompt, completions))
             patience.answered()
             patience.look(self.name)
         return found

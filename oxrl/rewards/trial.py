@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.rewards.base import LoadedReward
+from oxrl.rewards.loaded import LoadedReward
 from oxrl.rewards.repeats import differs
 from oxrl.types import Completion, Completions, Prompt, Score, Segment
 from oxrl.usercode.user_code import raised_as, text_of
@@ -157,15 +157,29 @@ def rehearse(reward: LoadedReward, prompt: Prompt) -> tuple[str, str]:
     return problem, ""
 
 
-def broken_on_data(place: str, problems: Sequence[str]) -> RewardDefinitionError:
-    """The error of a reward that failed on every prompt that it was tried on.
+def rehearse_all(
+    where: str, prompts: Sequence[Prompt], problem_on: Callable[[Prompt], str]
+) -> None:
+    """Try a reward on prompts until it works on one.
 
     Args:
-        place: of the reward in the config, with its name.
-        problems: what it did on each prompt.
+        where: the reward stands in the config, with its name.
+        prompts: of the data.
+        problem_on: tries one: why the reward fails on it, empty where it does not.
+
+    Raises:
+        RewardDefinitionError: it failed on every one.
     """
-    return RewardDefinitionError(
-        f"{place}: it failed on {len(problems)} of {len(problems)} prompts of the data, whatever "
+    problems: list[str] = []
+    for prompt in prompts:
+        problem = problem_on(prompt)
+        if not problem:
+            return
+        problems.append(f"prompt {prompt.uid}: {problem}")
+    if not problems:
+        return
+    raise RewardDefinitionError(
+        f"{where}: it failed on {len(problems)} of {len(problems)} prompts of the data, whatever "
         f"the completion. On {problems[0]}. A text that it cannot read is worth a score, such as "
         "0.0; an exception says that the reward itself is broken"
     )

@@ -57,6 +57,8 @@ WATCHED = (
     "oxrl.types",
     "oxrl.rewards.base",
     "oxrl.rewards.builtin",
+    "oxrl.rewards.call_forms",
+    "oxrl.rewards.loaded",
     "oxrl_graders.choices",
     "oxrl_sandbox.code_reward",
     "oxrl.rewards.exact",
@@ -69,7 +71,7 @@ WATCHED = (
     "oxrl_graders.rewrites",
     "oxrl_graders.solutions",
     "oxrl_graders.tool_calls",
-    "oxrl.usercode.signatures",
+    "oxrl.usercode.signature",
 )
 # Of these classes the methods too: the others are written in C and cannot be changed.
 CLASSES = (

@@ -15,27 +15,23 @@ import math
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
-from oxrl.rewards.base import (
-    ARGUMENT,
-    find_reward,
-    locate,
-    sample_range,
-)
-from oxrl.rewards.builtin import BUILTINS
-from oxrl.rewards.pools import InlinePool, SinglePool
+from oxrl.rewards.builtin import place_of_reward
+from oxrl.rewards.failures import failed_score, sample_range
+from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.repeats import Repeats
-from oxrl.rewards.trial import DRY_GROUP, broken_on_data, described, dry_call, rehearse
+from oxrl.rewards.trial import DRY_GROUP, described, rehearse_all
+from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
+from oxrl.tables.user_code import REWARD
 from oxrl.types import (
     Completions,
     Group,
     GroupScores,
-    Metrics,
     Objects,
     Prompt,
     Score,
@@ -43,16 +39,14 @@ from oxrl.types import (
     ScoreStatus,
 )
 from oxrl.usercode.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
-from oxrl.usercode.given import FIELD, given, is_given
-from oxrl.usercode.packing import packed
+from oxrl.usercode.locate import is_ours
 from oxrl.usercode.sources import code_digest
+from oxrl.usercode.start import NOT_LOADED, START_TIMEOUT_S, NotLoaded, load_request, loading
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 log = logging.getLogger(__name__)
 
-# Loading a reward may import large libraries, so it gets longer than a sample.
-START_TIMEOUT_S = 60.0
 # What each score adds to the longest reply, in bytes: rewards of a few thousand steps.
 MOST_PER_SCORE = 1 << 17
 # Fresh workers that a sample gets after suspect ones.
@@ -77,24 +71,7 @@ def _end_all(workers: set[Worker]) -> None:
         workers.pop().end()
 
 
-def in_threads(work: Callable[[], None], count: int, patience: Patience) -> None:
-    """Run `work` in `count` threads; when it raises in one, the others give up.
-
-    Args:
-        work: what each of them does.
-        count: of threads.
-        patience: of the waits in them.
-    """
-    with ThreadPoolExecutor(count) as threads:
-        try:
-            for done in as_completed([threads.submit(work) for _ in range(count)]):
-                done.result()
-        except BaseException:
-            patience.cancel()  # the others look at that before long
-            raise
-
-
-class RewardPool:
+class RewardPool(SinglePool):
     """Scores groups of completions with a reward, in as many processes as it has workers.
 
     A late sample is killed and gets status "timeout"; a worker that dies gives status "error"; both
@@ -126,13 +103,11 @@ class RewardPool:
         self.name = name
         self.field = field
         try:
-            place, _ = locate(name)
-        except RewardDefinitionError as error:
-            raise RewardDefinitionError(self._in_this_field(str(error))) from error
-        self._place = place
+            self._place = place_of_reward(name)
+        except ValueError as error:
+            raise RewardDefinitionError(f"{field}.name={name}: {error}") from error
         self._code: str | None = None  # what the first worker was started on
-        self._options = dict(options or {})
-        self._packed = packed(given(name, ARGUMENT)) if is_given(name) else None
+        self._request = load_request(REWARD, name, options or {})
         self._size = workers
         self._timeout_s = timeout_s
         # When a worker is killed.
@@ -140,7 +115,7 @@ class RewardPool:
         if name == "code":
             # It keeps to `timeout_s` itself: a case that has not begun then does not hold. The last
             # one may wait for its turn and is judged, and both once more.
-            self._options.setdefault("total_s", timeout_s)
+            self._request["options"].setdefault("total_s", timeout_s)
             self._most_s = 5 * timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced
@@ -153,25 +128,6 @@ class RewardPool:
         self._repeats = Repeats(name)
         self._alive: set[Worker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
-
-    @property
-    def pools(self) -> Sequence[SinglePool]:
-        """Itself: the one reward."""
-        return [self]
-
-    def counters(self) -> Metrics:
-        """Nothing: the time that it takes is a phase of the step."""
-        return {}
-
-    @property
-    def leaves_this_process(self) -> bool:
-        """Whether workers get a function that Python gives."""
-        return self._packed is not None
-
-    @property
-    def inline(self) -> bool:
-        """No: it computes in processes of its own, where asking early wins time."""
-        return False
 
     def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
@@ -191,16 +147,12 @@ class RewardPool:
             RewardDefinitionError: it failed on every one, with completions of several forms.
             Stopped: a signal asked to stop.
         """
-        if self.name in BUILTINS or not prompts:
+        if is_ours(REWARD, self.name):
             return
-        problems: list[str] = []
+        where = f"{self.field}.name={self.name}"
+        problem_on = partial(self._problem_on, patience or Patience())
         with self._lock:
-            for prompt in prompts:
-                problem = self._rehearsed(prompt, patience or Patience())
-                if not problem:
-                    return
-                problems.append(f"prompt {prompt.uid}: {problem}")
-        raise broken_on_data(f"{self.field}.name={self.name}", problems)
+            rehearse_all(where, prompts, problem_on)
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; what the reward does on a sample never raises.
@@ -249,18 +201,12 @@ class RewardPool:
         return tasks
 
     def _run_all(self, tasks: Sequence[Task], patience: Patience) -> GroupScores:
-        found: Scores = [[]] * len(tasks)
-        places = iter(range(len(tasks)))  # each is taken by one thread: `next` is atomic
-
-        def work() -> None:
-            for place in places:
-                found[place] = self._run(tasks[place], patience)
-
+        run = partial(self._run, patience)
         try:
             if self._size == 1:
-                work()
+                found = list(map(run, tasks))
             else:
-                in_threads(work, self._size, patience)
+                found = in_threads(run, tasks, patience, most=self._size)
         except BaseException:
             _end_all(self._alive)  # they are in the middle of something
             raise
@@ -285,7 +231,7 @@ class RewardPool:
             self._slots.put(worker)
 
     def _load(self, patience: Patience) -> Worker:
-        worker = Worker("oxrl.usercode.reward_host", self._printed)
+        worker = Worker("oxrl.rewards.host", self._printed)
         self._alive.add(worker)
         try:
             self._prepare(worker, patience)
@@ -298,13 +244,10 @@ class RewardPool:
         """Have a worker load the reward and call it once."""
         self._code = self._code or code_digest(self._place)
         what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
-        limit_s = START_TIMEOUT_S
-        late = f"not loaded within {limit_s:g} s; what does it import?"
-        asked = {"name": self.name, "options": self._options}
-        if self._packed is not None:
-            asked[FIELD] = self._packed
+        ask = worker.channel.ask
         try:
-            reply = self._loaded(worker.channel.ask(asked, limit_s, patience, what))
+            with loading(worker, "its worker", NOT_LOADED):
+                reply = self._loaded(ask(self._request, START_TIMEOUT_S, patience, what))
             per_sample = bool(reply["per_sample"])
             limit_s = self._timeout_s * (1 if per_sample else DRY_GROUP)
             late = (
@@ -314,14 +257,11 @@ class RewardPool:
                 f"outside of the function, where it has {START_TIMEOUT_S:g} s; or raise "
                 "reward.timeout_s"
             )
-            self._loaded(worker.channel.ask({}, limit_s, patience, what))
-        except LateReply as error:
-            raise self._broken(late) from error
-        except LostWorker as error:
-            how = self._discard(worker, LAST_WORDS_S)
-            raise self._broken(f"its worker ended while loading it ({how})") from error
-        except SuspectWorker as error:
-            raise self._broken(f"while loading it its worker {error}") from error
+            with loading(worker, "its worker", late):
+                self._loaded(ask({}, limit_s, patience, what))
+        except NotLoaded as error:
+            problem = f"{self.field}.name={self.name}: {error}"
+            raise self._kind_of_error()(problem) from error
         self._require_same_code()
         self._per_sample = per_sample
 
@@ -335,27 +275,22 @@ class RewardPool:
             raise RewardError(
                 f"{self.field}.name={self.name}: it has changed while the run goes on, and a "
                 "worker that had to be started anew would score by other rules than the first. Put "
-                f"{self._place} and what it imports back and continue with --resume; or accept the "
-                f"change, --resume --accept-changes {self.field}.name"
+                f"{self._place.file} and what it imports back and continue with --resume; or "
+                f"accept the change, --resume --accept-changes {self.field}.name"
             )
 
     def _loaded(self, reply: Json) -> Json:
+        """Return a reply to a request to load; its problem is told by who knows of one reward."""
         if "failed" in reply:
-            raise self._kind_of_error()(self._in_this_field(str(reply["failed"])))
+            problem = str(reply["failed"])
+            raise self._kind_of_error()(problem.replace("reward.name=", f"{self.field}.name=", 1))
         return reply
-
-    def _in_this_field(self, problem: str) -> str:
-        """A problem told by who knows of one reward only."""
-        return problem.replace("reward.name=", f"{self.field}.name=", 1)
-
-    def _broken(self, problem: str) -> RewardError:
-        return self._kind_of_error()(f"{self.field}.name={self.name}: {problem}")
 
     def _kind_of_error(self) -> type[RewardError]:
         """A reward that never worked is wrong input; one that did, and does not now, is not."""
         return RewardDefinitionError if self._per_sample is None else RewardError
 
-    def _rehearsed(self, prompt: Prompt, patience: Patience) -> str:
+    def _problem_on(self, patience: Patience, prompt: Prompt) -> str:
         """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
         what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
         limit_s = self._timeout_s * (1 if self._per_sample else DRY_GROUP)
@@ -371,7 +306,7 @@ class RewardPool:
                 self._discard(worker)
                 return ""  # the run has its own way with those
 
-    def _run(self, task: Task, patience: Patience) -> GroupScores:
+    def _run(self, patience: Patience, task: Task) -> GroupScores:
         """The scores of a task; by a fresh worker, where the first one turns out suspect."""
         suspicions: list[str] = []
         while len(suspicions) <= RETRIES:
@@ -433,52 +368,13 @@ class RewardPool:
         return f"{samples} of prompt {task.prompt.uid}"
 
     def _failed(self, task: Task, status: ScoreStatus, problem: str) -> GroupScores:
-        reason = capped(f"{self.name}, {self._samples(task)}: {problem}", MOST_REASON)
-        return [Score(value=None, status=status, reason=reason)] * len(task.completions)
+        count = len(task.completions)
+        samples = sample_range(task.first, count)
+        return [failed_score(self.name, task.prompt, samples, status, problem)] * count
 
     def _discard(self, worker: Worker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)
         return worker.end(patience_s)
-
-
-class OwnFunctionPool(InlinePool):
-    """Calls a function that Python gives and that cannot leave this process."""
-
-    def start(self, patience: Patience | None = None) -> None:
-        """Call it on a made-up sample.
-
-        Raises:
-            RewardDefinitionError: it can never work.
-        """
-        dry_call(self.reward)
-
-    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """Try the reward on prompts of the data: see `SinglePool.rehearse`."""
-        problems: list[str] = []
-        for prompt in prompts:
-            problem, _ = rehearse(self.reward, prompt)
-            if not problem:
-                return
-            problems.append(f"prompt {prompt.uid}: {problem}")
-        if problems:
-            raise broken_on_data(f"{self.field}.name={self.name}", problems)
-
-
-def pool_of(
-    name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
-) -> SinglePool:
-    """The workers of a reward; this process for a function that cannot leave it.
-
-    Args:
-        name, workers, timeout_s, options, field: as of `RewardPool`.
-
-    Raises:
-        RewardDefinitionError: as of `RewardPool`.
-    """
-    pool = RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
-    if is_given(name) and not pool.leaves_this_process:
-        return OwnFunctionPool(find_reward(name, options), field)
-    return pool
 
 
 def scores_of(reply: Json, count: int) -> GroupScores:

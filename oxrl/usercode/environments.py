@@ -6,71 +6,28 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, SupportsFloat, cast
 
 from oxrl.environments.base import Message, Step, tool_names
 from oxrl.environments.observed import as_parts
-from oxrl.errors import EnvironmentDefinitionError
+from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named
-from oxrl.usercode.given import given, is_given, name_of
-from oxrl.usercode.user_code import raised_as, run_module, split_place
+from oxrl.usercode.find import UserCode, find
+from oxrl.usercode.given import is_given
+from oxrl.usercode.locate import is_ours
 
-# name -> (module, class), imported where it is asked for.
-BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "agent": ("oxrl_envs.agent", "AgentEnvironment"),
-        "gymnasium": ("oxrl_envs.gymnasium_adapter", "GymnasiumEnvironment"),
-        "openenv": ("oxrl_envs.openenv_adapter", "OpenEnvEnvironment"),
-        "raster-world": ("oxrl_robots.raster_world", "RasterEnvironment"),
-        "reasoning-gym": ("oxrl_envs.reasoning_gym_adapter", "ReasoningGymEnvironment"),
-        "simulator": ("oxrl_robots.simulator", "SimulatorEnvironment"),
-        "textarena": ("oxrl_envs.textarena_adapter", "TextArenaEnvironment"),
-        "tools": ("oxrl.environments.tool_environment", "ToolEnvironment"),
-    }
-)
-# Of `oxrl.train`: what a class is given by.
-ARGUMENT = "environment"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = tuple(field.name for field in dataclasses.fields(Step))
 # What a step that is no Step has to have.
 REQUIRED = tuple(name for name in FIELDS if name not in ("after", "executed", "success"))
 
 
-def locate(name: str) -> tuple[Path | None, str]:
-    """Say where an environment is, without running anything.
-
-    Args:
-        name: a key of BUILTINS, "path.py:Class", or the name of a class that Python gives.
-
-    Returns:
-        The file, None of a built-in and of what Python gives; and the class's name.
-
-    Raises:
-        EnvironmentDefinitionError: neither, or the file is not there, no Python, or surely without
-            such a class.
-    """
-    if name in BUILTINS:
-        return None, ""
-    if is_given(name):
-        try:
-            given(name, ARGUMENT)
-        except ValueError as error:
-            raise EnvironmentDefinitionError(f"environment.name={name}: {error}") from error
-        return None, ""
-    forms = f"{', '.join(BUILTINS)} or path.py:Class (such as my_game.py:Guess)"
-    try:
-        return split_place(name, forms, BUILTINS)
-    except ValueError as error:
-        raise EnvironmentDefinitionError(f"environment.name={name}: {error}") from error
-
-
 def find_environment(name: str) -> Callable[..., Any]:
     """Find an environment's class and run the file that defines it, but not the class itself.
 
     Args:
-        name: a key of BUILTINS, "path.py:Class", or the name of a class that Python gives.
+        name: of an environment of oxRL's, "path.py:Class", or of what Python or an installed
+            package gives.
 
     Returns:
         What is called with the options of the config to make an instance.
@@ -79,36 +36,23 @@ def find_environment(name: str) -> Callable[..., Any]:
         EnvironmentDefinitionError: nothing loadable under that name, or it has no `reset` and
             `step`; says what to change.
     """
-    path, found = locate(name)
-    if is_given(name):
-        made = given(name, ARGUMENT)
-        # A function that makes one is as good as a class; what it makes is looked at then.
-        makes = not isinstance(made, type) and callable(made)
-        return made if makes else _as_class(name, made, name_of(made))
-    if path is None:
-        import importlib
-
-        module_name, found = BUILTINS[name]
-        return cast(Callable[..., Any], getattr(importlib.import_module(module_name), found))
-    try:
-        module = run_module(path, "environment")
-    except (Exception, SystemExit) as error:
-        raised = f"running {path} raised {raised_as(error, path)}"
-        raise EnvironmentDefinitionError(f"environment.name={name}: {raised}") from error
-    return _as_class(name, getattr(module, found, None), found)
+    code = find(ENVIRONMENT, name)
+    if is_ours(ENVIRONMENT, name):
+        return code.value
+    # A function that makes one is as good as a class; what it makes is looked at then.
+    if is_given(name) and not isinstance(code.value, type) and callable(code.value):
+        return code.value
+    return _as_class(code)
 
 
-def _as_class(name: str, made: object, found: str) -> Callable[..., Any]:
+def _as_class(code: UserCode) -> Callable[..., Any]:
     """What makes environments of a class.
-
-    Args:
-        name: of the environment in the configuration.
-        made: what was found.
-        found: its own name.
 
     Raises:
         EnvironmentDefinitionError: it is no class, or has not the methods of one.
     """
+    made = code.value
+    found = code.name if is_given(code.name) else code.name.rpartition(":")[2]
     problem = ""
     if not isinstance(made, type):
         problem = f"{found} is no class, but {type(made).__name__}"
@@ -117,9 +61,8 @@ def _as_class(name: str, made: object, found: str) -> Callable[..., Any]:
     elif not _steps(made) and not tool_names(made):
         problem = f"{found} has no method step, and no typed method that could be a tool"
     if problem:
-        raise EnvironmentDefinitionError(
-            f"environment.name={name}: {problem}; an environment is a class with "
-            "reset(prompt, seed) and step(text)"
+        raise code.problem(
+            f"{problem}; an environment is a class with reset(prompt, seed) and step(text)"
         )
     if _steps(made):
         return cast(Callable[..., Any], made)
@@ -216,6 +159,7 @@ def as_step(value: object) -> Step:
     reward = float(given)
     if not math.isfinite(reward):
         raise ValueError(f"step gave the reward {reward}, need a finite number")
+    success: object = getattr(step, "success", None)
     return Step(
         messages,
         reward,
@@ -224,7 +168,7 @@ def as_step(value: object) -> Step:
         str(step.reason),
         after,
         _executed(step),
-        _success(step),
+        None if success is None else bool(success),
     )
 
 
@@ -236,9 +180,3 @@ def _executed(step: Step) -> int | None:
     if not isinstance(executed, int) or executed < 1:
         raise ValueError(f"step gave executed={executed!r}, need how many actions were done")
     return executed
-
-
-def _success(step: Step) -> bool | None:
-    """Whether the task is done; None: the environment does not say."""
-    success: object = getattr(step, "success", None)
-    return None if success is None else bool(success)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from oxrl.types import Completion, Prompt, Segment, Turn
@@ -78,6 +78,12 @@ class Replies:
         rest = memoryview(encode(message))
         while rest:
             rest = rest[write(self._fd, rest) :]
+
+    def answer_all(self, answer: Callable[[Json], Json]) -> None:
+        """Answer one request after the other until nobody asks any more."""
+        for line in self.requests:
+            request = decode(line)
+            self.send({"id": request["id"], **answer(request)})
 
     def _close(self) -> None:
         # A fork of the user's must not answer for it.

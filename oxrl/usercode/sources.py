@@ -19,6 +19,7 @@ from typing import Any
 
 from oxrl.runs.pins import VALUE
 from oxrl.types import Names, Texts
+from oxrl.usercode.locate import Place
 
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 # Calls that import what their first argument names.
@@ -26,18 +27,23 @@ IMPORTERS = ("import_module", "__import__")
 logger = logging.getLogger(__name__)
 
 
-def python_sources(path: Path) -> dict[str, Path]:
+def python_sources(path: Path, module: str = "") -> dict[str, Path]:
     """The file at `path` and every file beside or below it that it imports, and those import.
 
     Read without running anything: a module whose name is computed is not seen, nor are data files.
 
     Args:
         path: a Python file; one that is no Python imports nothing.
+        module: its dotted name where it is of an installed package, the files of which count.
 
     Returns:
-        Name in the folder of `path` -> file, sorted.
+        Name in the folder of `path`, or in that of packages, -> file, sorted.
     """
     folder = path.parent
+    package = tuple(module.split(".")[:1]) if module else ()
+    if module:
+        inside = module.count(".") + (path.stem == "__init__")
+        folder = path.parents[inside]
     found: dict[str, Path] = {}
     waiting = [path]
     while waiting:
@@ -46,17 +52,30 @@ def python_sources(path: Path) -> dict[str, Path]:
         if name in found:
             continue
         found[name] = file
-        for module in _imported(file, folder):
-            waiting += _files_of(module, folder)
+        for imported in _imported(file, folder):
+            if imported[: len(package)] == package:
+                waiting += _files_of(imported, folder)
     return dict(sorted(found.items()))
 
 
-def code_digest(path: Path) -> str:
+def files_of(place: Place) -> dict[str, Path]:
+    """The files that something of a user's is made of; none of what oxRL has, or Python gives.
+
+    Args:
+        place: of it.
+
+    Returns:
+        As of `python_sources`.
+    """
+    return {} if place.file is None else python_sources(place.file, place.module)
+
+
+def code_digest(place: Place) -> str:
     """A hash by which a change of a user's code, or of a reward model, is noticed.
 
     Args:
-        path: a file: it and what `python_sources` finds are hashed; a folder: names, sizes and
-            times in it; neither: the hash of nothing.
+        place: of a file: it and what it is made of are hashed; of a folder: names, sizes and times
+            in it; of neither: the hash of nothing.
 
     Returns:
         SHA-256, 64 hexadecimal digits.
@@ -65,13 +84,13 @@ def code_digest(path: Path) -> str:
         OSError: something there cannot be read.
     """
     digest = hashlib.sha256()
-    if path.is_dir():
-        for file in sorted(path.iterdir()):
+    if place.file is not None and place.file.is_dir():
+        for file in sorted(place.file.iterdir()):
             state = file.stat()
             digest.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
-    elif path.is_file():
-        for name, file in python_sources(path).items():
-            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        return digest.hexdigest()
+    for name, file in files_of(place).items():
+        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

@@ -16,28 +16,36 @@ from oxrl.errors import did_you_mean, why_no_file
 MOST_REASON = 600
 
 
+def place_in_file(name: str) -> tuple[Path, str] | None:
+    """The file and the name in it, of "path.py:name"; nothing is run. None: it has not that form.
+
+    Raises:
+        ValueError: the file is not there or no Python, or surely does not define the name.
+    """
+    file, separator, found = name.rpartition(":")
+    path = Path(file)
+    if not separator or path.suffix != ".py" or not found.isidentifier():
+        return None
+    problem = why_not_defined(path, found) if path.is_file() else f"{file}: {why_no_file(path)}"
+    if problem:
+        raise ValueError(problem)
+    return path.resolve(), found
+
+
 def split_place(name: str, forms: str, known: Iterable[str]) -> tuple[Path, str]:
-    """The file and the name in it, of "path.py:name"; nothing is run.
+    """The same, of a name that has to have that form.
 
     Args:
         forms: what may be written, for the error.
         known: built-in names, for a hint.
 
     Raises:
-        ValueError: it has not that form, the file is not there or no Python, or surely does not
-            define the name.
+        ValueError: as of `place_in_file`, or it has not that form.
     """
-    file, separator, found = name.rpartition(":")
-    path = Path(file)
-    if not separator or path.suffix != ".py" or not found.isidentifier():
-        problem = f"must be {forms}{did_you_mean(name, known)}"
-    elif not path.is_file():
-        problem = f"{file}: {why_no_file(path)}"
-    else:
-        problem = why_not_defined(path, found)
-    if problem:
-        raise ValueError(problem)
-    return path.resolve(), found
+    place = place_in_file(name)
+    if place is None:
+        raise ValueError(f"must be {forms}{did_you_mean(name, known)}")
+    return place
 
 
 def why_not_defined(path: Path, name: str) -> str:

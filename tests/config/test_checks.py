@@ -11,8 +11,8 @@ import pytest
 
 from oxrl.config import load_config
 from oxrl.errors import ConfigError
-from oxrl.rewards.builtin import BUILTINS
 from oxrl.tables.policy import ROWS
+from oxrl.tables.user_code import REWARD
 
 LOOSE = "rollout.force_strict_on_policy=false"
 
@@ -402,7 +402,7 @@ def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> N
     assert load_config(write(), ["reward.name=reward.py:score"]).reward.name == "reward.py:score"
 
 
-@pytest.mark.parametrize("name", BUILTINS)
+@pytest.mark.parametrize("name", REWARD.table)
 def test_every_built_in_reward_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
     needed = {"judge": ["reward.options={url: 'http://localhost:8000/v1', model: m}"]}
     overrides = [f"reward.name={name}", *needed.get(name, [])]

@@ -23,10 +23,13 @@ from oxrl.engines.train.options import TrainerOptions  # noqa: E402
 from oxrl.errors import RewardDefinitionError, Stopped  # noqa: E402
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer  # noqa: E402
 from oxrl.recipes import run  # noqa: E402
-from oxrl.rewards.base import Group  # noqa: E402
 from oxrl.rewards.reward_model import RewardModel  # noqa: E402
 from oxrl.runs.waiting import Patience  # noqa: E402
-from oxrl.types import Completion, Prompt  # noqa: E402
+from oxrl.types import (  # noqa: E402
+    Completion,
+    Group,
+    Prompt,
+)
 
 pytestmark = pytest.mark.timeout(400)
 MESSAGES = ({"role": "user", "content": "1+1"},)

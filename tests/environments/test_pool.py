@@ -15,8 +15,10 @@ import pytest
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
+from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Prompt
-from oxrl.usercode.environments import as_step, locate
+from oxrl.usercode.environments import as_step
+from oxrl.usercode.locate import locate
 
 Open = Callable[..., EnvironmentPool]
 PROMPT = Prompt(
@@ -257,7 +259,7 @@ def test_a_wrong_name_says_what_to_write(
     Path("here.py").write_text("class Made: ...")
     Path("broken.py").write_text("class Made:")
     with pytest.raises(EnvironmentDefinitionError, match=problem):
-        locate(name)
+        locate(ENVIRONMENT, name)
 
 
 def test_a_step_has_defaults_and_any_object_with_its_fields_is_one() -> None:

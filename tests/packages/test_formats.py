@@ -11,7 +11,7 @@ import pytest
 from loaded_rewards import load_reward
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.rewards.base import option_problem
+from oxrl.rewards.builtin import option_problem
 from oxrl.types import Completion, Prompt, Segment
 from oxrl_datasets.published import aqua, bbh
 from oxrl_graders.choices import choice_reward

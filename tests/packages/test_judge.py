@@ -15,7 +15,7 @@ import pytest
 from judge_server import Answer, Json, JudgeServer, judge_server, material, refused, said, verdict
 
 from oxrl.errors import DeadlineError, RewardDefinitionError, RunDirectoryError, Stopped
-from oxrl.rewards.base import option_problem
+from oxrl.rewards.builtin import option_problem
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
 from oxrl_graders.judge import endpoint

@@ -27,9 +27,9 @@ from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.own_feature import OwnFeature
-from oxrl.recipes.own_gate import OwnGate, try_gate
+from oxrl.recipes.features.own_feature import OwnFeature
 from oxrl.types import Output, PolicyBatch, RolloutBatch
+from oxrl.usercode.gates import OwnGate, try_gate
 from oxrl.usercode.given import giving, name_of
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]

@@ -14,10 +14,9 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
-from oxrl.rewards.base import Group
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience
-from oxrl.types import Score
+from oxrl.types import Group, Score
 
 SLOW = """
 import time

@@ -11,7 +11,7 @@ import pytest
 from loaded_rewards import load_reward
 
 from oxrl.errors import RewardError
-from oxrl.rewards.base import LoadedReward
+from oxrl.rewards.loaded import LoadedReward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 PROMPT = Prompt(

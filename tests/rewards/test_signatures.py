@@ -10,7 +10,7 @@ import pytest
 from loaded_rewards import load_reward
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.rewards.base import LoadedReward
+from oxrl.rewards.loaded import LoadedReward
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oxrl.usercode.locate import Place
 from oxrl.usercode.sources import code_digest, python_sources, sources_of
 
 
@@ -67,11 +68,11 @@ def test_a_file_and_what_it_imports_from_its_folder(
 
 def test_the_digest_is_of_every_byte_of_it_and_of_nothing_else(tmp_path: Path) -> None:
     write(tmp_path, mine="import beside", beside="A = 1", unused="")
-    first = code_digest(tmp_path / "mine.py")
+    first = code_digest(Place(tmp_path / "mine.py"))
     write(tmp_path, unused="B = 1")
-    assert code_digest(tmp_path / "mine.py") == first
+    assert code_digest(Place(tmp_path / "mine.py")) == first
     write(tmp_path, beside="A = 2")
-    assert code_digest(tmp_path / "mine.py") != first
+    assert code_digest(Place(tmp_path / "mine.py")) != first
 
 
 def worth(weight: object) -> Callable[..., Any]:

@@ -12,12 +12,12 @@ import torch
 from oxrl.data.batching import to_rollout_batch
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.models.load import load_tokenizer
-from oxrl.rewards.base import Group, option_problem
+from oxrl.rewards.builtin import option_problem
 from oxrl.rewards.parts import Part, combined
 from oxrl.rewards.step_rewards import StepScorer
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Prompt, Rollout, Score, Segment
+from oxrl.types import Completion, Group, Prompt, Rollout, Score, Segment
 
 TOKENIZER: Any = load_tokenizer("builtin:tiny")
 END = int(TOKENIZER.eos_token_id)
@@ -136,7 +136,7 @@ def test_a_function_of_a_user_may_reward_steps(tmp_path: Path) -> None:
 
 def test_a_step_whose_reward_is_no_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
-    from oxrl.rewards.base import find_reward
+    from oxrl.rewards.loaded import find_reward
 
     (score,) = find_reward(f"{tmp_path}/reward.py:wrong")(PROMPT, [said("1")])
     assert score.status == "invalid" and "in steps" in score.reason

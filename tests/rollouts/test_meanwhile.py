@@ -10,10 +10,9 @@ import pytest
 
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import DeadlineError, RewardError, Stopped
-from oxrl.rewards.base import Group
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience, never
-from oxrl.types import Completion, Metrics, Prompt, Request, Sampling, Score
+from oxrl.types import Completion, Group, Metrics, Prompt, Request, Sampling, Score
 
 Open = Callable[..., MeanwhileScorer]
 

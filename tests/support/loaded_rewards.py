@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oxrl.rewards.base import LoadedReward, find_reward
+from oxrl.rewards.loaded import LoadedReward, find_reward
 from oxrl.rewards.trial import dry_call
 
 

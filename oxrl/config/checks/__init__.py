@@ -92,8 +92,7 @@ def _of_reinforcement_learning(cfg: Config) -> Iterator[Check]:
     yield check_cells
     if is_own(cfg.train.row.gate) or cfg.train.features:
         # Code of the user's own.
-        from oxrl.config.checks.own_features import check_own_features
-        from oxrl.config.checks.own_gate import check_own_gate
+        from oxrl.config.checks.own_code import check_own_features, check_own_gate
 
         yield check_own_gate
         yield check_own_features

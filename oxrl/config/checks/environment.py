@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.errors import EnvironmentDefinitionError
+from oxrl.tables.user_code import ENVIRONMENT
 
 
 def check_environment(cfg: Config) -> Problems:
@@ -13,13 +13,12 @@ def check_environment(cfg: Config) -> Problems:
     if not name:
         return
     # Only where there is one.
-    from oxrl.usercode.environments import locate
+    from oxrl.usercode.locate import place_of
 
     try:
-        locate(name)
-    except EnvironmentDefinitionError as error:
-        text = str(error).removeprefix(f"environment.name={name}: ")
-        yield at(cfg, "environment.name", text)
+        place_of(ENVIRONMENT, name)
+    except ValueError as error:
+        yield at(cfg, ENVIRONMENT.field, str(error))
     if name == "agent" and not cfg.environment.options.get("command"):
         rule = "environment.name=agent needs the program: {command: python my_agent.py}"
         yield at(cfg, "environment.options", rule, "environment.name")

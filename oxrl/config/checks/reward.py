@@ -18,7 +18,6 @@ from oxrl.config.reward_options import (
 )
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.errors import RewardError
 
 
 def check_reward(cfg: Config) -> Problems:
@@ -49,7 +48,7 @@ def check_reward(cfg: Config) -> Problems:
 def _check_one(cfg: Config, asked: AskedReward) -> Problems:
     """One reward can be found and called with its options, in the time that it has."""
     # Only where a reward is read: it is a quarter of the time to start.
-    from oxrl.rewards.base import locate, option_problem
+    from oxrl.rewards.builtin import option_problem, place_of_reward
 
     name = asked.name
     field = f"{asked.field}.name"
@@ -57,9 +56,9 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
         yield Problem(field, "is empty: write a built-in reward or path.py:function", name)
         return
     try:
-        locate(name)
-    except RewardError as error:
-        yield Problem(field, str(error).removeprefix(f"reward.name={name}: "), name)
+        place_of_reward(name)
+    except ValueError as error:
+        yield Problem(field, str(error), name)
         return
     problem = option_problem(name, asked.options)
     if problem:

@@ -30,6 +30,7 @@ from oxrl.tables.engines import (
 )
 from oxrl.tables.numbers import Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Row
+from oxrl.tables.user_code import GATE
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
@@ -199,10 +200,15 @@ class TrainConfig(Section):
     @classmethod
     def _named(cls, value: str | None, info: ValidationInfo) -> str | None:
         name = cast(str, info.field_name)
-        if value is None or (name == "loss" and is_own(value)):
+        if value is None or (name == "loss" and ":" in value):
             return value
         if name == "alg_name":
             return known(value, ROWS)
+        if name == "loss" and is_own(value):
+            from oxrl.usercode.installed import entries  # for names that nobody else knows
+
+            if value in entries(GATE).names:
+                return value
         return known(value, cell_names(CELLS[name]))
 
     @property
@@ -237,8 +243,8 @@ class TrainConfig(Section):
 
 
 def is_own(loss: str) -> bool:
-    """Whether `train.loss` is a user's `path.py:function`."""
-    return ":" in loss
+    """Whether `train.loss` is a user's, and none of the table."""
+    return loss not in cell_names("gate")
 
 
 def compose_row(row: Row, train: Mapping[str, object]) -> Row:

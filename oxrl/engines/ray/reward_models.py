@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -20,10 +21,11 @@ from oxrl.engines.ray.cluster import (
     enter,
 )
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
-from oxrl.rewards.model_pool import RewardModelPool, failed_score, named_failures
+from oxrl.rewards.failures import failed_group, named_failures
+from oxrl.rewards.model_pool import RewardModelPool
 from oxrl.rewards.reward_model import RewardModel
-from oxrl.rewards.workers import in_threads
 from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
+from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Score, Scores
 from oxrl.usercode.user_code import text_of
@@ -112,24 +114,24 @@ class ModelActorPool(RewardModelPool):
             DeadlineError: no score came for too long.
         """
         patience = patience or Patience()
-        found: Scores = [[]] * len(groups)
-        places = iter(range(len(groups)))  # each is taken by one thread: `next` is atomic
-        idle = iter(range(self._size))
+        idle: SimpleQueue[int] = SimpleQueue()
+        for actor in range(self._size):
+            idle.put(actor)
 
-        def work() -> None:
-            actor = next(idle)
-            for place in places:
-                found[place] = self._run(cluster, actor, groups[place], patience)
-                patience.answered()
+        def score_group(group: Group) -> list[Score]:
+            actor = idle.get()
+            found = self._run(cluster, actor, group, patience)
+            patience.answered()
+            idle.put(actor)
+            return found
 
         with self._lock:
             cluster = self._started()
             try:
-                in_threads(work, self._size, patience)
+                return in_threads(score_group, groups, patience, most=self._size)
             except BaseException:
                 self._end_actors()  # they are in the middle of something
                 raise
-        return found
 
     def close(self) -> None:
         """End the actors, and the cluster where it was started for them."""
@@ -176,7 +178,7 @@ class ModelActorPool(RewardModelPool):
             outcome = self._outcome(cluster, actor, group, patience)
         if isinstance(outcome, str):
             problem = f"two actors were lost over it, the second of which {outcome}"
-            return [failed_score(self.name, group, "error", problem)] * len(group[1])
+            return failed_group(self.name, group, "error", problem)
         return outcome
 
     def _outcome(
@@ -193,7 +195,7 @@ class ModelActorPool(RewardModelPool):
                 self._replace(cluster, actor)
                 field = f"{self.field}.timeout_s={self._timeout_s:g}"
                 problem = f"no score within {limit_s:g} s ({field})"
-                return [failed_score(self.name, group, "timeout", problem)] * count
+                return failed_group(self.name, group, "timeout", problem)
         try:
             scores = cluster.result_of(reference, f"reward model actor {actor}", LOAD)
         except LostActorError as lost:
@@ -201,7 +203,7 @@ class ModelActorPool(RewardModelPool):
             return str(lost)
         except (OxrlError, RuntimeError, ValueError) as error:  # a full device, a broken text
             problem = f"raised {type(error).__name__}: {text_of(error)}"
-            return [failed_score(self.name, group, "error", problem)] * count
+            return failed_group(self.name, group, "error", problem)
         return named_failures(self.name, group, scores)
 
     def _replace(self, cluster: Cluster, actor: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import partial
 
 from oxrl.engines.sample.workers import EngineActor
 from oxrl.errors import (
@@ -17,7 +18,7 @@ from oxrl.errors import (
     MissingExtraError,
     WeightSyncError,
 )
-from oxrl.usercode.messages import Json, Replies, decode
+from oxrl.usercode.messages import Json, Replies
 from oxrl.usercode.packing import unpacked
 from oxrl.usercode.user_code import raised_as
 
@@ -51,10 +52,7 @@ def answer(actor: EngineActor, request: Json) -> Json:
 def main() -> None:
     """Serve until the other end is closed."""
     replies = Replies(int(sys.argv[1]))
-    actor = EngineActor()
-    for line in replies.requests:
-        request = decode(line)
-        replies.send({"id": request["id"], **answer(actor, request)})
+    replies.answer_all(partial(answer, EngineActor()))
 
 
 if __name__ == "__main__":

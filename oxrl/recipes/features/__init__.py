@@ -38,7 +38,7 @@ def build_features(given: FeatureInputs) -> list[Feature]:
             kind = getattr(import_module(f"{__name__}.{module}"), name)
             features.append(kind(given))
     if given.train.features:
-        from oxrl.recipes.own_feature import own_features  # most runs have none of their own
+        from oxrl.recipes.features.own_feature import own_features  # most runs have none
 
         features += own_features(given)
     return features

@@ -6,23 +6,22 @@ user's raises or returns wrongly is told in words, with its file and line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from oxrl.checkpoint.saved import Saved
-from oxrl.config import Config
 from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.progress import RolloutProgress
+from oxrl.tables.user_code import FEATURE
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
-from oxrl.usercode.own_code import OwnCode, load_own, made_again
+from oxrl.usercode.find import UserCode, find, made_again
 
-FIELD = "train.features"
 WANTED = (
     "a feature is a class with oxrl.recipes.features.base.Feature as its base that overrides some "
     "of its hooks; docs/extend.md has one"
@@ -43,13 +42,13 @@ RETURNS: Mapping[str, tuple[type, ...]] = {
 SETTINGS = tuple(name for name in Feature.__annotations__ if name not in RETURNS)
 
 
-def find_feature(name: str) -> OwnCode:
+def find_feature(name: str) -> UserCode:
     """Find a feature's class, or what makes one, without making it.
 
     Raises:
         ConfigError: there is none, or it can be no feature; says what to change.
     """
-    code = load_own(FIELD, name, "feature")
+    code = find(FEATURE, name)
     made = code.value
     if isinstance(made, Feature):
         kind = type(made).__name__
@@ -76,15 +75,18 @@ def _why_no_feature(made: type) -> str:
     return ""
 
 
-def tried_features(cfg: Config) -> str:
+def tried_features(names: Sequence[str]) -> str:
     """Find every feature of a run; what was done, in words.
+
+    Args:
+        names: of `train.features`.
 
     Raises:
         ConfigError: what is wrong with one.
     """
-    for name in cfg.train.features:
+    for name in names:
         find_feature(name)
-    return f"{', '.join(cfg.train.features)}: made when a run starts"
+    return f"{', '.join(names)}: made when a run starts"
 
 
 def own_features(given: FeatureInputs) -> list[Feature]:
@@ -184,7 +186,7 @@ class OwnFeature(Feature):
         return found
 
     def message(self) -> Any:
-        """What another process makes the same of; see OwnCode."""
+        """What another process makes the same of; see UserCode."""
         return (self._name, self._code.message())
 
     def __getstate__(self) -> Any:
@@ -199,7 +201,7 @@ class OwnFeature(Feature):
 class Kept:
     """What a feature of the user's writes into checkpoints, and reads from them."""
 
-    def __init__(self, code: OwnCode) -> None:
+    def __init__(self, code: UserCode) -> None:
         self._code = code
 
     def save(self, directory: Path) -> None:

@@ -21,13 +21,13 @@ Source: verl, verl/workers/reward_manager/naive.py and batch.py and docs/prepara
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter
 from typing import Any
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.types import Completions, Names, Objects, Prompt, Score, Values
+from oxrl.types import Completions, Names, Prompt, Score, Values
+from oxrl.usercode.signature import Signature, signature_of
 
 # What a user writes, and what oxRL calls: with a prompt and one text, or a group's completions.
 RewardFunction = Callable[..., Any]
@@ -99,15 +99,16 @@ def form_of(name: str, function: object) -> Form:
         kind = type(function).__name__
         raise RewardDefinitionError(f"reward.name={name}: {kind} is not a function; {WANTED}")
     try:
-        signature = inspect.signature(function)
+        taken = signature_of(function)
     except ValueError as error:
         raise RewardDefinitionError(f"reward.name={name}: {error}; {WANTED}") from error
-    taken = Taken(list(signature.parameters.values()))
     form = _known_form(function, taken)
-    if form is None or taken.positional_only:
+    # Oddly written, and never needed: what cannot be passed by its name.
+    if form is None or taken.place_only:
         where = place_of(function)
+        signature = inspect.signature(function)
         problem = f"has the signature {signature}; parameters are bound by their names"
-        missing = taken.not_among(("prompt", *OWN))
+        missing = taken.needs_beside(("prompt", *OWN))
         if taken.has("prompt") and any(taken.has(own) for own in OWN) and missing:
             problem = (
                 f"has the signature {signature}; oxRL passes no {', '.join(missing)}: the ground "
@@ -117,85 +118,25 @@ def form_of(name: str, function: object) -> Form:
     return form
 
 
-class Taken:
-    """The parameters of a function, by name; one that starts with _ is the name after it.
-
-    Args:
-        parameters: of the function, in its order.
-    """
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self.everything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
-        variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
-        self._named = {_plain(p.name): p for p in parameters if p.kind not in variable}
-        # Oddly written, and never needed: what cannot be passed by its name.
-        self.positional_only = any(
-            p.kind is Parameter.POSITIONAL_ONLY for p in self._named.values()
-        )
-
-    def has(self, name: str) -> bool:
-        """Whether a parameter is called that.
-
-        Args:
-            name: without an underscore in front.
-        """
-        return name in self._named
-
-    def not_among(self, names: Sequence[str]) -> Names:
-        """Parameters without a default that are none of some names: what a caller would have to
-        pass.
-
-        Args:
-            names: that a caller can pass.
-
-        Returns:
-            Their names, in the order of the function.
-        """
-        required = [n for n, p in self._named.items() if p.default is Parameter.empty]
-        return tuple(name for name in required if name not in names)
-
-    def given(self, values: Objects) -> Values:
-        """Of some values those that the function takes, by the names it has for them.
-
-        Args:
-            values: by name, without an underscore in front.
-
-        Returns:
-            Keyword arguments; all of `values` where the function takes `**kwargs`.
-        """
-        accepted: Values = {}
-        for name, value in values.items():
-            if name in self._named:
-                accepted[self._named[name].name] = value
-            elif self.everything:
-                accepted[name] = value
-        return accepted
-
-
-def _plain(name: str) -> str:
-    """`_prompt` is a prompt that is not used, and so is `_`."""
-    return name.lstrip("_") or "prompt"
-
-
-def _known_form(function: RewardFunction, taken: Taken) -> Form | None:
+def _known_form(function: RewardFunction, taken: Signature) -> Form | None:
     if taken.has("prompt"):
         return _own(function, taken)
-    if taken.has("solution_str") and not taken.not_among(VERL):
+    if taken.has("solution_str") and not taken.needs_beside(VERL):
         return _verl(function, taken)
-    if taken.has("solution_strs") and not taken.not_among(VERL_BATCH):
+    if taken.has("solution_strs") and not taken.needs_beside(VERL_BATCH):
         return _verl_batch(function, taken)
     if any(taken.has(name) for name in TRL) and not any(
-        name in TRL_ONLY for name in taken.not_among(())
+        name in TRL_ONLY for name in taken.needs_beside(())
     ):
         return _trl(function, taken)
     return None
 
 
-def _own(function: RewardFunction, taken: Taken) -> Form | None:
+def _own(function: RewardFunction, taken: Signature) -> Form | None:
     found = [name for name in OWN if taken.has(name)]
-    if len(found) != 1 or taken.not_among(("prompt", *found)):
+    if len(found) != 1 or taken.needs_beside(("prompt", *found)):
         return None
-    names = list(taken.given({"prompt": None, found[0]: None}))
+    names = list(taken.taken_of({"prompt": None, found[0]: None}))
 
     def call(prompt: Prompt, given: str | Completions) -> object:
         return function(**dict(zip(names, (prompt, given), strict=True)))
@@ -210,27 +151,27 @@ def _verl_values(prompt: Prompt) -> tuple[object, object, object]:
     return source, prompt.answer, fields.get("extra_info", dict(fields))
 
 
-def _verl(function: RewardFunction, taken: Taken) -> Form:
+def _verl(function: RewardFunction, taken: Signature) -> Form:
     def call(prompt: Prompt, text: str) -> object:
         source, truth, extra = _verl_values(prompt)
         values: Values = dict(zip(VERL, (source, text, truth, extra), strict=True))
-        return function(**taken.given(values))
+        return function(**taken.taken_of(values))
 
     return Form(_then(call, scores_of_verl), per_sample=True)
 
 
-def _verl_batch(function: RewardFunction, taken: Taken) -> Form:
+def _verl_batch(function: RewardFunction, taken: Signature) -> Form:
     def call(prompt: Prompt, completions: Completions) -> object:
         texts = [completion.text for completion in completions]
         source, truth, extra = _verl_values(prompt)
         count = len(texts)
         lists = ([source] * count, texts, [truth] * count, [extra] * count)
-        return function(**taken.given(dict(zip(VERL_BATCH, lists, strict=True))))
+        return function(**taken.taken_of(dict(zip(VERL_BATCH, lists, strict=True))))
 
     return Form(_then(call, scores_of_verl), per_sample=False)
 
 
-def _trl(function: RewardFunction, taken: Taken) -> Form:
+def _trl(function: RewardFunction, taken: Signature) -> Form:
     def call(prompt: Prompt, completions: Completions) -> object:
         count = len(completions)
         texts = [completion.text for completion in completions]
@@ -244,9 +185,9 @@ def _trl(function: RewardFunction, taken: Taken) -> Form:
             values["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
         values["completion_ids"] = ids
         values["completions_ids"] = ids
-        return function(**taken.given(values))
+        return function(**taken.taken_of(values))
 
-    columns = taken.not_among(("prompts", *TRL))
+    columns = taken.needs_beside(("prompts", *TRL))
     return Form(call, per_sample=False, columns=columns)
 
 

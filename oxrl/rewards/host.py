@@ -1,4 +1,4 @@
-"""A reward worker's whole life, started as `python -m oxrl.usercode.reward_host FD`.
+"""A reward worker's whole life, started as `python -m oxrl.rewards.host FD`.
 
 Requests and replies are lines of JSON on a socket of their own, file descriptor FD; every reply
 repeats the id of its request. What the reward prints goes elsewhere, and what it reads is empty.
@@ -7,12 +7,13 @@ repeats the id of its request. What the reward prints goes elsewhere, and what i
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from oxrl.errors import RewardDefinitionError, RewardError
-from oxrl.rewards.base import LoadedReward, find_reward
+from oxrl.errors import RewardError
+from oxrl.rewards.loaded import LoadedReward, find_reward
 from oxrl.rewards.trial import dry_call, rehearse
 from oxrl.rewards.watch import Watch
-from oxrl.usercode.given import FIELD
+from oxrl.tables.user_code import REWARD
 from oxrl.usercode.messages import (
     Json,
     Replies,
@@ -20,44 +21,29 @@ from oxrl.usercode.messages import (
     decode,
     prompt_of,
 )
-from oxrl.usercode.packing import receive
-from oxrl.usercode.user_code import raised_as
+from oxrl.usercode.start import take_given
 
 
-def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
-    """The scores of one request, and whether scoring changed this process.
+def answer(reward: LoadedReward, watch: Watch, request: Json) -> Json:
+    """Score what a request brings, or try the reward on a prompt of the data.
 
     Args:
         reward: loaded.
         watch: what this process was like before.
-        request: `prompt`, `completions`, `first` (index of the first of them in its group).
+        request: `rehearse`, a prompt; or `prompt`, `completions` and `first` (index of the first
+            of them in its group).
 
     Returns:
-        `scores`, one for each completion in order; `changed`, empty or what was changed.
+        `problem` and `differs`, as of `trial.rehearse`; or `scores`, one for each completion in
+        order, and `changed`, empty or what scoring changed in this process.
     """
+    if "rehearse" in request:
+        problem, differs = rehearse(reward, prompt_of(request["rehearse"]))
+        return {"problem": problem, "differs": differs}
     prompt = prompt_of(request["prompt"])
     completions = [completion_of(fields) for fields in request["completions"]]
     scores = reward(prompt, completions, request["first"])
     return {"scores": scores, "changed": watch.changed()}
-
-
-def take_given(request: Json) -> None:
-    """Take a function that the parent was given itself, if the request brings one.
-
-    Args:
-        request: the first one: its `name`, and the function in bytes where there is one.
-
-    Raises:
-        RewardDefinitionError: it cannot be made again here.
-    """
-    if FIELD not in request:
-        return
-    try:
-        receive(request["name"], request[FIELD])
-    except Exception as error:  # any: loading it may import modules of the user's
-        raised = raised_as(error, None)
-        problem = f"a reward worker cannot load the function: {raised}"
-        raise RewardDefinitionError(f"reward.name={request['name']}: {problem}") from error
 
 
 def prepare(replies: Replies) -> LoadedReward:
@@ -74,7 +60,7 @@ def prepare(replies: Replies) -> LoadedReward:
     """
     request = decode(replies.requests.readline())
     try:
-        take_given(request)
+        take_given(REWARD, request, "a reward worker cannot load the function")
         reward = find_reward(request["name"], request["options"])
         replies.send({"id": request["id"], "per_sample": reward.per_sample})
         request = decode(replies.requests.readline())
@@ -97,14 +83,7 @@ def serve(fd: int) -> None:
         reward = prepare(replies)
     except RewardError:
         return
-    watch = Watch(reward.module)
-    for line in replies.requests:
-        request = decode(line)
-        if "rehearse" in request:
-            problem, changed = rehearse(reward, prompt_of(request["rehearse"]))
-            replies.send({"id": request["id"], "problem": problem, "differs": changed})
-        else:
-            replies.send({"id": request["id"]} | score(reward, watch, request))
+    replies.answer_all(partial(answer, reward, Watch(reward.module)))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from oxrl.config import Config
-from oxrl.config.checks.own_gate import POSITIONAL, WANTED
-from oxrl.errors import ConfigError
+from oxrl.errors import OxrlError
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked
+from oxrl.tables.user_code import GATE
 from oxrl.types import Tensors
-from oxrl.usercode.own_code import load_own, made_again
+from oxrl.usercode.find import find, made_again
+from oxrl.usercode.gate_signature import POSITIONAL, WANTED
 
 # Rows add up in another order than one batch does, in float32.
 TOLERANCE = 1e-4
@@ -34,7 +34,7 @@ class OwnGate:
     """
 
     def __init__(self, loss: str) -> None:
-        self._code = load_own("train.loss", loss, "gate")
+        self._code = find(GATE, loss)
         value = self._code.value
         if isinstance(value, type) or not callable(value):
             kind = getattr(value, "__name__", type(value).__name__)
@@ -55,7 +55,7 @@ class OwnGate:
         found = self._code.call(self._code.value, *filled, correction=correction, **further)
         return self._checked(found)
 
-    def problem(self, text: str) -> ConfigError:
+    def problem(self, text: str) -> OxrlError:
         """What is wrong with it, as an error."""
         return self._code.problem(text)
 
@@ -84,7 +84,7 @@ class OwnGate:
         return loss.reshape(()), told
 
     def message(self) -> Any:
-        """What another process makes the same of; see OwnCode."""
+        """What another process makes the same of; see UserCode."""
         return self._code.message()
 
     def __getstate__(self) -> Any:
@@ -140,15 +140,19 @@ def try_gate(gate: OwnGate, numbers: Mapping[str, Any]) -> None:
         )
 
 
-def tried_gate(cfg: Config) -> str:
+def tried_gate(loss: str, numbers: Mapping[str, Any], *, sent: bool) -> str:
     """Find the gate of a run and try it; what was done, in words.
+
+    Args:
+        loss: `train.loss`.
+        numbers: of `train.loss_numbers`.
+        sent: training ranks get it, which are other processes.
 
     Raises:
         ConfigError: what is wrong with it.
     """
-    loss = cfg.train.row.gate
     gate = OwnGate(loss)
-    try_gate(gate, cfg.train.loss_numbers)
-    if cfg.train.backend != "local":
+    try_gate(gate, numbers)
+    if sent:
         gate.message()
     return f"{loss}, tried on two rows"

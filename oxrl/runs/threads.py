@@ -1,0 +1,38 @@
+"""Work on several things at the same time, in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+from oxrl.runs.waiting import Patience
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def in_threads(
+    work: Callable[[T], U], items: Sequence[T], patience: Patience, *, most: int
+) -> list[U]:
+    """Do `work` on every item; when it raises on one, the others are given up.
+
+    Args:
+        work: done in a thread.
+        items: in the order in which they are begun.
+        patience: of the waits in `work`.
+        most: items at the same time.
+
+    Returns:
+        What `work` returned of each, in order.
+    """
+    with ThreadPoolExecutor(most) as threads:
+        asked = [threads.submit(work, item) for item in items]
+        try:
+            for done in as_completed(asked):
+                done.result()
+        except BaseException:
+            patience.cancel()  # the others look at that before long
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [done.result() for done in asked]

@@ -1,0 +1,222 @@
+"""An installed package offers rewards, environments, losses and features by entry points, and a
+configuration names them; nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import oxrl
+from oxrl.config import load_config
+from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
+from oxrl.rewards.loaded import find_reward
+from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
+from oxrl.types import Completion, Prompt
+from oxrl.usercode.find import find
+from oxrl.usercode.locate import is_ours, locate
+
+SHORT = """
+from word_games.lengths import letters
+
+
+def score(prompt, completion):
+    return 100.0 - letters(completion)
+"""
+LENGTHS = """
+def letters(text):
+    return len(text)
+"""
+GAME = '''
+from oxrl.environments import Step
+
+
+class Twice:
+    """Two turns, and the second ends it."""
+
+    def __init__(self, word="again"):
+        self.word = word
+
+    def reset(self, prompt, seed):
+        self.turns = 0
+        return f"{prompt.answer}?"
+
+    def step(self, text):
+        self.turns += 1
+        return Step(self.word, reward=1.0, terminated=self.turns == 2)
+'''
+LOSS = """
+def plain(logprobs, old, advantages, mask, loss_weights, *, correction=None, scale=1.0):
+    return -(scale * (logprobs - old).exp() * advantages * loss_weights).sum(), {}
+"""
+FEATURE_SOURCE = """
+import dataclasses
+
+from oxrl.recipes.features.base import Feature
+
+
+class Bonus(Feature):
+    def __init__(self, given, *, bonus=0.5):
+        self.bonus = bonus
+
+    def on_rollouts(self, batch):
+        return dataclasses.replace(batch, rewards=batch.rewards + self.bonus)
+
+    def steer(self, batch, progress):
+        return {"reward/bonus": self.bonus}
+"""
+OFFERS = """
+[oxrl.rewards]
+shortness = word_games.short:score
+
+[oxrl.environments]
+twice = word_games.game:Twice
+
+[oxrl.gates]
+plain-ratio = word_games.loss:plain
+
+[oxrl.features]
+bonus = word_games.feature:Bonus
+"""
+CONFIG = """
+run: {name: games, dir: run, steps: 2, mlflow: false, threads: 1, device: cpu}
+model: {name: "builtin:tiny"}
+data: {train: rows.jsonl, prompts_per_step: 2}
+environment: {name: twice, options: {word: more}, max_turns: 3}
+reward: {name: shortness}
+rollout: {max_tokens: 4, n_samples: 2}
+train:
+  alg_name: sgrpo
+  loss: plain-ratio
+  loss_numbers: {scale: 0.5}
+  features:
+    bonus: {bonus: 0.25}
+"""
+
+
+def offer(site: Path, package: str, entries: str) -> None:
+    """Write what `pip install` leaves of a package beside its modules."""
+    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(entries)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages in which one offers something of every kind."""
+    site = tmp_path / "site"
+    package = site / "word_games"
+    package.mkdir(parents=True)
+    sources = {
+        "__init__": "",
+        "short": SHORT,
+        "lengths": LENGTHS,
+        "game": GAME,
+        "loss": LOSS,
+        "feature": FEATURE_SOURCE,
+    }
+    for name, source in sources.items():
+        (package / f"{name}.py").write_text(source)
+    offer(site, "word-games", OFFERS)
+    rows = "".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(4))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(site))
+    yield site
+    for name in [name for name in sys.modules if name.startswith("word_games")]:
+        del sys.modules[name]
+
+
+def test_a_run_names_what_a_package_offers(site: Path) -> None:
+    run = oxrl.train("config.yaml")
+    assert list(run.metrics["reward/bonus"]) == [0.25, 0.25]
+    assert (run.metrics["episode/turns"] >= 4).all()
+    assert run.samples["reward"].between(90, 103).all()
+
+    # Each is pinned with what it imports of its package, and with nothing of other packages.
+    pins = json.loads((run.path / "inputs.json").read_text())
+    files = {name: sorted(pin["files"]) for name, pin in pins.items() if pin["files"]}
+    assert files == {
+        "reward.name": ["word_games/__init__.py", "word_games/lengths.py", "word_games/short.py"],
+        "environment.name": ["word_games/game.py"],
+        "train.loss": ["word_games/loss.py"],
+        "train.features": ["word_games/feature.py"],
+    }
+    (site / "word_games" / "lengths.py").write_text(LENGTHS + "# shorter\n")
+    with pytest.raises(RunDirectoryError, match=r"reward\.name.*lengths\.py"):
+        oxrl.train("config.yaml", overrides=["run.steps=3"], resume=True)
+
+
+KINDS = {REWARD: "shortness", ENVIRONMENT: "twice", GATE: "plain-ratio", FEATURE: "bonus"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.noun)
+def test_a_name_that_nobody_offers_is_refused_with_the_closest(site: Path, kind: Kind) -> None:
+    name = KINDS[kind]
+    assert not is_ours(kind, name)
+    with pytest.raises(kind.error, match=rf"{kind.field}={name}s: must be .*did you mean '{name}'"):
+        locate(kind, name + "s")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.noun)
+def test_a_name_that_two_packages_offer_is_refused(site: Path, kind: Kind) -> None:
+    name = KINDS[kind]
+    offer(site, "more-games", f"[{kind.group}]\n{name} = more_games:score\n")
+    with pytest.raises(kind.error, match="is offered by two packages, more-games and word-games"):
+        locate(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("gone_games:score", "importing gone_games raised ModuleNotFoundError"),
+        ("word_games.gone:score", "importing word_games.gone raised ModuleNotFoundError"),
+        ("word_games.short:scores", "short.py defines no scores"),
+    ],
+)
+def test_what_is_not_where_a_package_says_is_told(site: Path, value: str, words: str) -> None:
+    offer(site, "lost-games", f"[oxrl.rewards]\nlost = {value}\n")
+    with pytest.raises(RewardDefinitionError, match=re.escape(words)):
+        find(REWARD, "lost")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.noun)
+def test_a_package_that_fails_on_import_is_told_with_its_line(site: Path, kind: Kind) -> None:
+    (site / "word_games" / "broken.py").write_text("mine = 1\nraise KeyError('colour')\n")
+    offer(site, "sad-games", f"[{kind.group}]\nsad = word_games.broken:mine\n")
+    told = rf"{kind.field}=sad: importing word_games.broken raised KeyError: 'colour' \(.*py:2\)"
+    with pytest.raises(kind.error, match=told):
+        find(kind, "sad")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("reward.name=shortnes", "did you mean 'shortness'?"),
+        ("environment.name=twise", "did you mean 'twice'?"),
+        ("train.loss=plain_ration", "train.loss"),
+        ("train.features={bonis: {}}", "did you mean 'bonus'?"),
+        ("train.loss_numbers={size: 2}", "size is no number of plain-ratio, which takes scale"),
+    ],
+)
+def test_a_configuration_is_checked_without_running_a_package(
+    site: Path, change: str, words: str
+) -> None:
+    load_config("config.yaml", [])
+    assert "word_games" not in sys.modules
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config("config.yaml", [change])
+
+
+def test_a_reward_of_a_package_scores_here(site: Path) -> None:
+    reward = find_reward("shortness")
+    completion = Completion(segments=(), text="four", finish_reason="stop")
+    prompt = Prompt(uid="p", messages=(), token_ids=())
+    assert [score.value for score in reward(prompt, [completion])] == [96.0]
