@@ -27,7 +27,7 @@ from oxrl.models.network import CausalNetwork, unpadded
 from oxrl.models.vision_network import read_with_images
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt, Ragged, TokenBatch
-from oxrl.usercode.environments import as_step
+from oxrl.usercode.environment_answers import as_step
 from oxrl_robots.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
 from oxrl_robots.simulator import SimulatorEnvironment
 

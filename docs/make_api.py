@@ -21,7 +21,10 @@ MODULES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "oxrl.functional": ("Losses, advantages and other maths", None),
     "oxrl.types": ("Objects that flow through a run", None),
     "oxrl.rewards.base": ("What a reward is", None),
-    "oxrl.environments": ("What an environment is", None),
+    "oxrl.environments": (
+        "What an environment is",
+        ("Environment", "Step", "ToolUnavailable", "tool"),
+    ),
     "oxrl.engines.train.base": ("What a training engine promises", None),
     "oxrl.engines.sample.base": ("What a sampler promises", None),
     "oxrl.recipes.features.base": ("What a feature of a row can do", None),

@@ -81,7 +81,6 @@ UPWARD = {
     ("plan", "packages"): 1,
     ("recipes", "plan"): 3,
     ("rewards", "packages"): 2,
-    ("usercode", "environments"): 3,
 }
 # Parts of the core that packages may build on, as a package of a user's may.
 OPEN = (

@@ -25,9 +25,10 @@ from PIL import Image
 
 from oxrl.data.image_files import FORMATS
 from oxrl.environments import Step
+from oxrl.environments.find import find_environment
 from oxrl.errors import DataError, OxrlError
 from oxrl.types import Prompt
-from oxrl.usercode.environments import as_messages, as_step, find_environment
+from oxrl.usercode.environment_answers import as_messages, as_step
 from oxrl_robots.demonstrations import succeeded
 from oxrl_robots.lerobot import RobotEpisode, read_episodes
 from oxrl_robots.robot_episodes import shown_image

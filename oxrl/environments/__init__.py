@@ -1,5 +1,5 @@
 """What answers a policy in an episode of several turns; what users write one from."""
 
-from oxrl.environments.base import Environment, Step, ToolUnavailable, tool
+from oxrl.usercode.environments import Environment, Step, ToolUnavailable, tool
 
 __all__ = ["Environment", "Step", "ToolUnavailable", "tool"]

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from oxrl.environments.base import Message
 from oxrl.errors import MissingExtraError
 from oxrl.types import Prompt
+from oxrl.usercode.environments import Message
 
 # Longest observation that the policy reads, in characters.
 MOST_OBSERVATION = 8000

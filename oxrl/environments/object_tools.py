@@ -23,11 +23,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from oxrl.environments.adapting import with_text
-from oxrl.environments.base import Message, Step, tool_names
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt
 from oxrl.usercode.awaited import awaited
+from oxrl.usercode.environments import Message, Step, tool_names
 
 
 class ObjectTools(ToolEnvironment):

@@ -15,13 +15,14 @@ from typing import Literal, NamedTuple
 
 from oxrl.data.actions import Action
 from oxrl.data.messages import Tools
-from oxrl.environments.base import Message, Step
+from oxrl.environments.find import find_environment
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import EpisodeEnd, Named, Prompt
 from oxrl.usercode.channel import Channel, LateReply, LostWorker, SuspectWorker
-from oxrl.usercode.environments import as_messages, as_step, find_environment
+from oxrl.usercode.environment_answers import as_messages, as_step
+from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.given import FIELD, is_given
 from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, decode, encode

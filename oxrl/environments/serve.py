@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from oxrl.data.actions import Action
-from oxrl.environments.base import Step
+from oxrl.environments.find import find_environment
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.runs.process_exit import end_of_pid
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named, Prompt
-from oxrl.usercode.environments import as_messages, as_step, find_environment
+from oxrl.usercode.environment_answers import as_messages, as_step
+from oxrl.usercode.environments import Step
 from oxrl.usercode.keeper import leave_keeper
 from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, Replies, decode, encode, prompt_of

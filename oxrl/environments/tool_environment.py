@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 from oxrl.data.tool_calls import BrokenCall, ToolCall, find_calls
-from oxrl.environments.base import Environment, Message, Step, is_tool
 from oxrl.environments.builtin_tools import FORMS, BuiltinTool, ClosingTool, ToolSpec, find_tool
 from oxrl.environments.typed_tool import Tool, ToolFailure, as_tool
 from oxrl.errors import did_you_mean
 from oxrl.types import Values
+from oxrl.usercode.environments import Environment, Message, Step, is_tool
 
 
 class ToolEnvironment(Environment):

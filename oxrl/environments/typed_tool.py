@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from oxrl.environments.base import ToolUnavailable
 from oxrl.types import Named, Texts, Values
 from oxrl.usercode.awaited import awaited
+from oxrl.usercode.environments import ToolUnavailable
 from oxrl.usercode.user_code import MOST_REASON, capped
 
 # Longest result of a tool that the policy reads, in characters.

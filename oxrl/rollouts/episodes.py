@@ -30,7 +30,6 @@ from oxrl.engines.sample.base import (
     TokenRows,
 )
 from oxrl.engines.train.base import Buckets, Fingerprints
-from oxrl.environments.base import Step
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
 from oxrl.runs.waiting import Patience
@@ -47,6 +46,7 @@ from oxrl.types import (
     TokenIds,
     Turn,
 )
+from oxrl.usercode.environments import Step
 
 Answer = Opening | Step
 # Gives the images in messages their names; the messages themselves where there are none.

@@ -1,182 +1,154 @@
-"""How an environment is found by name, and what it says made sure of."""
+"""The interface of environments: messages in, text out, reward, done.
+
+    class Guess:
+        def reset(self, prompt, seed):                # prompt: oxrl.types.Prompt, one row of data
+            self.secret = random.Random(seed).randint(1, 9)
+            return "Guess my number."                 # a text is one message of the user's
+
+        def step(self, text):                         # what the policy wrote in this turn
+            if text.strip() == str(self.secret):
+                return Step("Right.", reward=1.0, terminated=True)
+            return Step("Wrong, guess again.")
+
+A plain class with these two methods is enough. Every episode has an instance of its own, in a
+process of its own. `seed` is the same for all samples of a prompt, so that a group starts alike;
+whatever else an environment draws from has to follow from it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, SupportsFloat, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from oxrl.environments.base import Message, Step, tool_names
-from oxrl.environments.observed import as_parts
-from oxrl.tables.user_code import ENVIRONMENT
-from oxrl.types import Named
-from oxrl.usercode.find import UserCode, find
-from oxrl.usercode.given import is_given
-from oxrl.usercode.locate import is_ours
+from oxrl.types import Prompt
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-FIELDS = tuple(field.name for field in dataclasses.fields(Step))
-# What a step that is no Step has to have.
-REQUIRED = tuple(name for name in FIELDS if name not in ("after", "executed", "success"))
+Message = Mapping[str, Any]
+# A text stands for one message of the user's.
+Messages = str | Sequence[Message]
+Function = TypeVar("Function", bound=Callable[..., object])
+MARK = "_oxrl_tool"
+# Public methods that are for the run, not for the policy.
+NO_TOOLS = ("reset", "close", "get_reward")
 
 
-def find_environment(name: str) -> Callable[..., Any]:
-    """Find an environment's class and run the file that defines it, but not the class itself.
+class ToolUnavailable(Exception):
+    """What a tool needs is not there, by no fault of the policy's: the episode has no score.
+
+    Other exceptions of a tool are told to the policy as text.
+    """
+
+
+@dataclass(frozen=True)
+class Step:
+    """The answer of an environment to a turn.
+
+    messages: what the policy reads next; of the last step it reads nothing any more. Where the
+        model reads images, contents may be lists of parts: `oxrl.usercode.observed`.
+    reward: of this turn; the rewards of an episode are added up.
+    terminated: the task is over, well or badly.
+    truncated: the environment stops although the task goes on, for example after too many moves.
+    reason: why it ended, for samples.jsonl.
+    after: the turn, from 0, that the messages answer: None is the last one, an earlier one has all
+        after it forgotten, and -1 is none: then they are a whole conversation.
+    executed: of a turn of several actions, how many were done: None is all, and what comes behind
+        them is not trained on.
+    success: whether the task is done, where that is something else than its end; counted in
+        `episode/success`.
+    """
+
+    messages: Messages = ()
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    reason: str = ""
+    after: int | None = None
+    executed: int | None = None
+    success: bool | None = None
+
+
+class Environment:
+    """A base to inherit from, for who likes one.
+
+    A method `close` is called at the end, if there is one. A method `worth_when_cut` is asked for a
+    number where a limit of the run ends the episode with this turn, to be added to its reward. A
+    class method `prepare`, which takes the options, is called once before the first episode, in the
+    process that every episode is a copy of: the place for imports, an index or a model that all of
+    them read, and for a word about what is missing. A class attribute `reusable = True` promises
+    that `reset` forgets all that was before: then processes and instances serve one episode after
+    the other, which saves what beginning them costs.
+    """
+
+    reusable = False
+
+    def reset(self, prompt: Prompt, seed: int) -> Messages:
+        """Begin an episode.
+
+        Args:
+            prompt: the row of data, with its answer and metadata.
+            seed: of everything random, the same for all samples of the prompt.
+
+        Returns:
+            The conversation that the policy answers.
+        """
+        return list(prompt.messages)
+
+    def step(self, text: str) -> Step:
+        """Answer what the policy wrote in this turn.
+
+        Where turns are actions (section `action` of a config), a method `act` is called instead, if
+        there is one, with the actions of the turn: names, or lists of numbers. Without it, `text`
+        is the names, or JSON.
+
+        Args:
+            text: of the turn, without the token that ended it.
+
+        Returns:
+            What the policy reads next, the reward of this turn, and whether that was the end.
+
+        Raises:
+            Exception: anything; the episode then has no score, and the run says so.
+        """
+        raise NotImplementedError
+
+
+def tool(function: Function) -> Function:
+    """Mark a method of a `ToolEnvironment` as a tool that the policy may call.
 
     Args:
-        name: of an environment of oxRL's, "path.py:Class", or of what Python or an installed
-            package gives.
+        function: with types at its parameters; its docstring is what the policy reads of it.
 
     Returns:
-        What is called with the options of the config to make an instance.
-
-    Raises:
-        EnvironmentDefinitionError: nothing loadable under that name, or it has no `reset` and
-            `step`; says what to change.
+        The same function.
     """
-    code = find(ENVIRONMENT, name)
-    if is_ours(ENVIRONMENT, name):
-        return code.value
-    # A function that makes one is as good as a class; what it makes is looked at then.
-    if is_given(name) and not isinstance(code.value, type) and callable(code.value):
-        return code.value
-    return _as_class(code)
+    setattr(function, MARK, True)
+    return function
 
 
-def _as_class(code: UserCode) -> Callable[..., Any]:
-    """What makes environments of a class.
-
-    Raises:
-        EnvironmentDefinitionError: it is no class, or has not the methods of one.
-    """
-    made = code.value
-    found = code.name if is_given(code.name) else code.name.rpartition(":")[2]
-    problem = ""
-    if not isinstance(made, type):
-        problem = f"{found} is no class, but {type(made).__name__}"
-    elif not callable(getattr(made, "reset", None)):
-        problem = f"{found} has no method reset"
-    elif not _steps(made) and not tool_names(made):
-        problem = f"{found} has no method step, and no typed method that could be a tool"
-    if problem:
-        raise code.problem(
-            f"{problem}; an environment is a class with reset(prompt, seed) and step(text)"
-        )
-    if _steps(made):
-        return cast(Callable[..., Any], made)
-    from oxrl.environments.object_tools import ObjectTools
-
-    return partial(ObjectTools, cast(type, made))
-
-
-def _steps(made: object) -> bool:
-    """Whether a class answers turns by itself, of text or of actions."""
-    return callable(getattr(made, "step", None)) or callable(getattr(made, "act", None))
-
-
-def as_messages(value: object, what: str) -> list[Message]:
-    """What `reset` or a step answered, as a list of messages.
+def is_tool(function: object) -> bool:
+    """Whether `tool` marked it.
 
     Args:
-        value: a text, which the user says; a message; a list of messages; or None: nothing.
-        what: gave it, "reset" or "step".
-
-    Returns:
-        Messages with a known role; contents are texts or lists of parts.
-
-    Raises:
-        ValueError: it is none; says what `what` has to give.
+        function: a method, or anything else.
     """
-    if isinstance(value, str):
-        value = {"role": "user", "content": value}
-    if value is None:
-        return []
-    if isinstance(value, Mapping):
-        value = [value]
-    if not isinstance(value, Sequence):
-        raise ValueError(f"{what} gave {type(value).__name__}, need a text or a list of messages")
-    messages: list[Message] = []
-    for item in cast(Sequence[object], value):
-        messages.append(_as_message(item, what))
-    return messages
+    return bool(getattr(function, MARK, False))
 
 
-def _as_message(item: object, what: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise ValueError(f"{what} gave a message of type {type(item).__name__}, need a mapping")
-    fields = dict(cast(Named, item))
-    if fields.get("role") not in ROLES:
-        known = ", ".join(ROLES)
-        raise ValueError(f"{what} gave a message of role {fields.get('role')!r}, need {known}")
-    content = fields.get("content")
-    said = content
-    if isinstance(content, list | tuple):
-        parts = as_parts(cast(Sequence[object], content), what)
-        fields["content"] = parts
-        said = "".join(part.get("text", "") for part in parts)
-    if not isinstance(said, str):
-        raise ValueError(f"{what} gave a message whose content is {type(content).__name__}")
-    try:
-        said.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} gave text that cannot be written as UTF-8: {error}") from error
-    return fields
-
-
-def as_step(value: object) -> Step:
-    """What `step` answered, its messages a list and its numbers plain.
+def tool_names(made: type) -> list[str]:
+    """Public methods that could be tools of an object without `step`.
 
     Args:
-        value: a Step, a mapping with its fields, or any object that has them.
+        made: the class.
 
     Returns:
-        A Step of its own.
-
-    Raises:
-        ValueError: it is no Step.
+        Names in alphabetical order; static methods are none.
     """
-    if isinstance(value, Mapping):
-        fields = dict(cast(Named, value))
-        unknown = [name for name in fields if name not in FIELDS]
-        if unknown:
-            raise ValueError(f"step gave {unknown[0]!r}, a Step has {', '.join(FIELDS)}")
-        value = Step(**fields)
-    if not all(hasattr(value, name) for name in REQUIRED):
-        kind = type(value).__name__
-        raise ValueError(f"step gave {kind}, need a Step: {', '.join(FIELDS)}")
-    step = cast(Step, value)
-    messages = as_messages(step.messages, "step")
-    after: object = getattr(step, "after", None)
-    if after is not None and (not isinstance(after, int) or after < -1):
-        raise ValueError(f"step gave after={after!r}, need the number of a turn, or -1")
-    if after != -1 and any(message["role"] == "assistant" for message in messages):
-        raise ValueError("step gave a message of the assistant, which only the policy writes")
-    given: object = step.reward
-    if not isinstance(given, SupportsFloat):
-        raise ValueError(f"step gave the reward {given!r}, need a number")
-    reward = float(given)
-    if not math.isfinite(reward):
-        raise ValueError(f"step gave the reward {reward}, need a finite number")
-    success: object = getattr(step, "success", None)
-    return Step(
-        messages,
-        reward,
-        bool(step.terminated),
-        bool(step.truncated),
-        str(step.reason),
-        after,
-        _executed(step),
-        None if success is None else bool(success),
-    )
+    names = [name for name, _ in inspect.getmembers(made, inspect.isroutine)]
+    public = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
+    return [name for name in public if not _is_static(made, name)]
 
 
-def _executed(step: Step) -> int | None:
-    """How many actions of a turn were done; None: all."""
-    executed: object = getattr(step, "executed", None)
-    if executed is None:
-        return None
-    if not isinstance(executed, int) or executed < 1:
-        raise ValueError(f"step gave executed={executed!r}, need how many actions were done")
-    return executed
+def _is_static(made: type, name: str) -> bool:
+    """Whether it is called without the object, so that it is a helper rather than a tool."""
+    return isinstance(inspect.getattr_static(made, name), staticmethod)

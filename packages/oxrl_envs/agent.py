@@ -19,9 +19,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, cast
 
-from oxrl.environments.base import Environment, Message, Step
 from oxrl.runs.process_exit import end_of
 from oxrl.types import Named, Objects, Prompt
+from oxrl.usercode.environments import Environment, Message, Step
 from oxrl_envs.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
 
 # How much of what a program printed is read for its reward, and shown where it failed.

@@ -20,8 +20,8 @@ from enum import EnumMeta
 from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
-from oxrl.environments.base import Message, Step
 from oxrl.types import Named, Names, Prompt
+from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import capped
 
 # What numbers mean, where environments do not say it themselves.

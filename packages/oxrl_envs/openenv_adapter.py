@@ -20,8 +20,8 @@ import urllib.request
 from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
-from oxrl.environments.base import Message, Step
 from oxrl.types import Named, Prompt
+from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import capped
 
 # Seconds for a connection.

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from oxrl.environments.adapting import need, seed_of, with_text
-from oxrl.environments.base import Message, Step
 from oxrl.errors import did_you_mean
 from oxrl.types import Named, Prompt
+from oxrl.usercode.environments import Message, Step
 
 
 class ReasoningGymEnvironment:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
-from oxrl.environments.base import Message, Step
 from oxrl.types import Named, Prompt
+from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import capped, run_module, split_place
 
 # Moves of an opponent in a row, after which the game is stuck.

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import seed_of, shown_with
-from oxrl.environments.base import Message, Step
 from oxrl.types import Names, Prompt
+from oxrl.usercode.environments import Message, Step
 
 SIDE = 5  # tiles
 TILE = 8  # pixels

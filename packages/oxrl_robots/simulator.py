@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from oxrl.data.rows import Fields, Json, JsonObject
 from oxrl.environments.adapting import need, seed_of, shown_with
-from oxrl.environments.base import Message, Step
 from oxrl.types import Prompt
+from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import run_module, split_place
 from oxrl_envs.gymnasium_adapter import action_names, make
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from oxrl.environments.base import ToolUnavailable
 from oxrl.environments.builtin_tools import find_tool
 from oxrl.environments.pool import EnvironmentPool
 from oxrl.environments.tool_environment import ToolEnvironment
@@ -18,6 +17,7 @@ from oxrl.environments.typed_tool import ToolFailure, as_tool
 from oxrl.errors import DataError, EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
+from oxrl.usercode.environments import ToolUnavailable
 from oxrl_envs.search_tool import Bm25, SearchTool, read_passages
 from oxrl_sandbox import layers
 from oxrl_sandbox.inside import kernel

@@ -17,7 +17,7 @@ from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Prompt
-from oxrl.usercode.environments import as_step
+from oxrl.usercode.environment_answers import as_step
 from oxrl.usercode.locate import locate
 
 Open = Callable[..., EnvironmentPool]

@@ -11,10 +11,10 @@ import pytest
 from oxrl.data.tool_calls import BrokenCall, ToolCall, find_calls
 from oxrl.environments import tool
 from oxrl.environments.builtin_tools import find_tool
+from oxrl.environments.find import find_environment
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt
-from oxrl.usercode.environments import find_environment
 from oxrl_envs.calculator import calculator
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "q"},), token_ids=(1,))

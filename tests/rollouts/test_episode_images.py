@@ -17,11 +17,11 @@ from oxrl.data.image_files import ImageRules, content_name
 from oxrl.data.image_store import ImageStore
 from oxrl.data.sample_record import sample_line
 from oxrl.engines.sample.base import generate
-from oxrl.environments.observed import image_content
 from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader
 from oxrl.types import Completion, Request, TokenBatch
-from oxrl.usercode.environments import as_messages
+from oxrl.usercode.environment_answers import as_messages
+from oxrl.usercode.observed import image_content
 
 # Frame k of an episode is a picture of its own: one of a fixed size for all, or growing ones.
 SHOWS = """

@@ -11,11 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from oxrl.data.rows import Json
-
-Part = Mapping[str, Json]
+Part = Mapping[str, Any]
 # What an image is called once it is known: the SHA-256 of its bytes.
 NAME = re.compile("[0-9a-f]{64}")
 FORMS = "an array of uint8 [height, width, 3] or [height, width], a PIL image, a path, or bytes"
@@ -62,7 +60,7 @@ def _as_image(part: Part, what: str) -> Part:
     return {"type": "image", "base64": base64.b64encode(content).decode()}
 
 
-def image_content(image: Json, what: str) -> bytes:
+def image_content(image: Any, what: str) -> bytes:
     """The bytes of an image file.
 
     Args:
@@ -88,7 +86,7 @@ def image_content(image: Json, what: str) -> bytes:
     return written.getvalue()
 
 
-def _from_array(array: Json, what: str) -> Json:
+def _from_array(array: Any, what: str) -> Any:
     # Imported where there is an array: text does without.
     from PIL import Image
 

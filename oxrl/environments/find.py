@@ -1,0 +1,67 @@
+"""An environment found by its name in the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from oxrl.tables.user_code import ENVIRONMENT
+from oxrl.usercode.environments import tool_names
+from oxrl.usercode.find import UserCode, find
+from oxrl.usercode.given import is_given
+from oxrl.usercode.locate import is_ours
+
+
+def find_environment(name: str) -> Callable[..., Any]:
+    """Find an environment's class and run the file that defines it, but not the class itself.
+
+    Args:
+        name: of an environment of oxRL's, "path.py:Class", or of what Python or an installed
+            package gives.
+
+    Returns:
+        What is called with the options of the config to make an instance.
+
+    Raises:
+        EnvironmentDefinitionError: nothing loadable under that name, or it has no `reset` and
+            `step`; says what to change.
+    """
+    code = find(ENVIRONMENT, name)
+    if is_ours(ENVIRONMENT, name):
+        return code.value
+    # A function that makes one is as good as a class; what it makes is looked at then.
+    if is_given(name) and not isinstance(code.value, type) and callable(code.value):
+        return code.value
+    return _as_class(code)
+
+
+def _as_class(code: UserCode) -> Callable[..., Any]:
+    """What makes environments of a class.
+
+    Raises:
+        EnvironmentDefinitionError: it is no class, or has not the methods of one.
+    """
+    made = code.value
+    found = code.name if is_given(code.name) else code.name.rpartition(":")[2]
+    problem = ""
+    if not isinstance(made, type):
+        problem = f"{found} is no class, but {type(made).__name__}"
+    elif not callable(getattr(made, "reset", None)):
+        problem = f"{found} has no method reset"
+    elif not _steps(made) and not tool_names(made):
+        problem = f"{found} has no method step, and no typed method that could be a tool"
+    if problem:
+        raise code.problem(
+            f"{problem}; an environment is a class with reset(prompt, seed) and step(text)"
+        )
+    if _steps(made):
+        return cast(Callable[..., Any], made)
+    from oxrl.environments.object_tools import ObjectTools
+
+    return partial(ObjectTools, cast(type, made))
+
+
+def _steps(made: object) -> bool:
+    """Whether a class answers turns by itself, of text or of actions."""
+    return callable(getattr(made, "step", None)) or callable(getattr(made, "act", None))

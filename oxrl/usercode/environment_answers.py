@@ -1,0 +1,123 @@
+"""Answers of an environment, made sure of before anything is computed from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import SupportsFloat, cast
+
+from oxrl.types import Named
+from oxrl.usercode.environments import Message, Step
+from oxrl.usercode.observed import as_parts
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+FIELDS = tuple(field.name for field in dataclasses.fields(Step))
+# What a step that is no Step has to have.
+REQUIRED = tuple(name for name in FIELDS if name not in ("after", "executed", "success"))
+
+
+def as_messages(value: object, what: str) -> list[Message]:
+    """Return what `reset` or a step answered as a list of messages.
+
+    Args:
+        value: a text, which the user says; a message; a list of messages; or None: nothing.
+        what: gave it, "reset" or "step".
+
+    Returns:
+        Messages with a known role; contents are texts or lists of parts.
+
+    Raises:
+        ValueError: it is none; says what `what` has to give.
+    """
+    if isinstance(value, str):
+        value = {"role": "user", "content": value}
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, Sequence):
+        raise ValueError(f"{what} gave {type(value).__name__}, need a text or a list of messages")
+    messages: list[Message] = []
+    for item in cast(Sequence[object], value):
+        messages.append(_as_message(item, what))
+    return messages
+
+
+def _as_message(item: object, what: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise ValueError(f"{what} gave a message of type {type(item).__name__}, need a mapping")
+    fields = dict(cast(Named, item))
+    if fields.get("role") not in ROLES:
+        known = ", ".join(ROLES)
+        raise ValueError(f"{what} gave a message of role {fields.get('role')!r}, need {known}")
+    content = fields.get("content")
+    said = content
+    if isinstance(content, list | tuple):
+        parts = as_parts(cast(Sequence[object], content), what)
+        fields["content"] = parts
+        said = "".join(part.get("text", "") for part in parts)
+    if not isinstance(said, str):
+        raise ValueError(f"{what} gave a message whose content is {type(content).__name__}")
+    try:
+        said.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} gave text that cannot be written as UTF-8: {error}") from error
+    return fields
+
+
+def as_step(value: object) -> Step:
+    """Return what `step` answered, its messages a list and its numbers plain.
+
+    Args:
+        value: a Step, a mapping with its fields, or any object that has them.
+
+    Returns:
+        A Step of its own.
+
+    Raises:
+        ValueError: it is no Step.
+    """
+    if isinstance(value, Mapping):
+        fields = dict(cast(Named, value))
+        unknown = [name for name in fields if name not in FIELDS]
+        if unknown:
+            raise ValueError(f"step gave {unknown[0]!r}, a Step has {', '.join(FIELDS)}")
+        value = Step(**fields)
+    if not all(hasattr(value, name) for name in REQUIRED):
+        kind = type(value).__name__
+        raise ValueError(f"step gave {kind}, need a Step: {', '.join(FIELDS)}")
+    step = cast(Step, value)
+    messages = as_messages(step.messages, "step")
+    after: object = getattr(step, "after", None)
+    if after is not None and (not isinstance(after, int) or after < -1):
+        raise ValueError(f"step gave after={after!r}, need the number of a turn, or -1")
+    if after != -1 and any(message["role"] == "assistant" for message in messages):
+        raise ValueError("step gave a message of the assistant, which only the policy writes")
+    given: object = step.reward
+    if not isinstance(given, SupportsFloat):
+        raise ValueError(f"step gave the reward {given!r}, need a number")
+    reward = float(given)
+    if not math.isfinite(reward):
+        raise ValueError(f"step gave the reward {reward}, need a finite number")
+    success: object = getattr(step, "success", None)
+    return Step(
+        messages,
+        reward,
+        bool(step.terminated),
+        bool(step.truncated),
+        str(step.reason),
+        after,
+        _executed(step),
+        None if success is None else bool(success),
+    )
+
+
+def _executed(step: Step) -> int | None:
+    """How many actions of a turn were done; None: all."""
+    executed: object = getattr(step, "executed", None)
+    if executed is None:
+        return None
+    if not isinstance(executed, int) or executed < 1:
+        raise ValueError(f"step gave executed={executed!r}, need how many actions were done")
+    return executed
