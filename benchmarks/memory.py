@@ -33,7 +33,7 @@ train: {{alg_name: sgrpo, lr: 1.0e-4}}
 CHILD = """
 import resource, sys
 from oxrl.config import load_config
-from oxrl.recipes import run
+from oxrl.commands.train import run
 run(load_config(sys.argv[1], ["run.console=quiet"]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

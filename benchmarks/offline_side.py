@@ -31,9 +31,8 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     """The steps of the recipe, as `oxrl train` takes them."""
     from oxrl_side import GatedSession
 
-    from oxrl.assembly.sharing import train_settled
+    from oxrl.commands.train import begin
     from oxrl.config import load_config
-    from oxrl.recipes import preference, supervised
 
     settings = given.pop("settings")
     pack = settings.get("pack_tokens")
@@ -45,9 +44,8 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     (folder / "config.yaml").write_text(text)
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
-    train = {"sft": supervised.train, "dpo": preference.train}[given["kind"]]
     with GatedSession(cfg, resume=False) as session:
-        train_settled(train, cfg, session)
+        begin(cfg, session)
 
 
 def conversations(folder: Path) -> list[dict[str, Any]]:

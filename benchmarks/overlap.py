@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 
 STEPS = 10
 CONFIG = """

@@ -19,11 +19,10 @@ from torch import Tensor
 
 import oxrl.engines.sample.choice
 import oxrl.models.load
-from oxrl.assembly.sharing import train_settled
 from oxrl.checkpoint.saved import Saved
+from oxrl.commands.train import begin
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.recipes import rl
 from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.session import Session
 from oxrl.runs.clock import Clock
@@ -137,7 +136,7 @@ def main() -> None:
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
     with GatedSession(cfg, resume=False) as session:
-        train_settled(rl.train, cfg, session)
+        begin(cfg, session)
 
 
 if __name__ == "__main__":

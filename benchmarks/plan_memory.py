@@ -228,12 +228,7 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
     os.environ.update(environment)
     import torch
 
-    from oxrl.assembly.assembly import (
-        build_reference,
-        build_trainer,
-        cuts_weights,
-        load_policy_to_train,
-    )
+    from oxrl.assembly.assembly import Assembly
     from oxrl.config import load_config
     from oxrl.config.reads import has_reference_model
     from oxrl.engines.train.joined_ranks import joined_ranks
@@ -256,11 +251,11 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
         kept: list[Any] = []
 
         def run() -> None:
-            model = load_policy_to_train(cfg, later=cuts_weights(cfg))
-            trainer = build_trainer(cfg, model, ranks=ranks)
+            assembly = Assembly(cfg, ranks)
+            trainer = assembly.trainer(assembly.policy_to_train(later=assembly.cuts_weights()))
             kept.append(trainer)
             if has_reference_model(cfg):
-                kept.append(build_reference(cfg, ranks=ranks))
+                kept.append(assembly.reference())
             for _ in range(2):
                 trainer.forward_backward(batch, loss_of, frozenset({"logprobs"}))
                 trainer.optim_step()

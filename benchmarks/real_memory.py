@@ -24,6 +24,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def planned(path: Path) -> dict[str, float]:
     cfg = load_config(path)
     dims = model_dims(cfg.model.name)
     assert dims is not None
-    with Prepared() as prepared:
+    with closing(Prepared()) as prepared:
         check_tokenizer(cfg, prepared, Patience())
         check_data(cfg, prepared, Patience())
         longest = prepared.longest

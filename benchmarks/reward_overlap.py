@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 
 REWARD = """

@@ -126,10 +126,9 @@ class Pace:
 
 def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> None:
     """The steps of the recipe, as `oxrl train` takes them."""
-    from oxrl.assembly.sharing import train_settled
+    from oxrl.commands.train import begin
     from oxrl.config import load_config
     from oxrl.models.load import load_tokenizer
-    from oxrl.recipes import rl
     from oxrl.recipes.session import Session
 
     pace = Pace(channel, Examination(Path(given["data"]), load_tokenizer(given["model"])))
@@ -149,7 +148,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     (folder / "config.yaml").write_text(RL.format(folder=folder, **given))
     cfg = load_config(folder / "config.yaml")
     with PacedSession(cfg, resume=False) as session:
-        train_settled(rl.train, cfg, session)
+        begin(cfg, session)
 
 
 def right_sums(completions: list[Any], answer: list[Any], **kwargs: Any) -> list[float]:
@@ -226,8 +225,8 @@ def trl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> N
 
 def warm_start(folder: Path, seed: int) -> dict[str, Any]:
     """Data of the task, and the model that has seen half of it wrong."""
+    from oxrl.commands.train import run
     from oxrl.config import load_config
-    from oxrl.recipes import run
     from oxrl_datasets.prepare import PREPARERS
 
     data = folder / "data"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from oxrl.assembly.assembly import build_images, local_sampler, row_options
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config, load_config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.prompts import PromptDataset
@@ -109,10 +109,11 @@ def measure(size: tuple[int, int], asked: argparse.Namespace, frozen: bool) -> l
     with tempfile.TemporaryDirectory() as place:
         cfg = configured(Path(place), asked.rows, size)
         tokenizer = load_tokenizer(NAME)
-        images = build_images(cfg)
+        assembly = Assembly(cfg)
+        images = assembly.images
         assert images is not None
         start = time.process_time()
-        options = row_options(cfg, False)
+        options = assembly.row_options(held_out=False)
         data = ConversationDataset.load(cfg.data.train_files[0], tokenizer, options)
         read = time.process_time() - start
         units = data.in_order()
@@ -134,7 +135,7 @@ def measure(size: tuple[int, int], asked: argparse.Namespace, frozen: bool) -> l
         sampling = Sampling(max_tokens=asked.tokens)
         draws = list(enumerate(prompts.in_order()))
         requests = make_requests(draws, samples=SAMPLES, sampling=sampling, run_seed=0)
-        sampler = local_sampler(cfg, model, tokenizer)
+        sampler = assembly.local_sampler(model)
 
         def sample() -> None:
             generate(sampler, requests, deadline_s=600)

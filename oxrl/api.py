@@ -104,7 +104,7 @@ def train(
         Interrupted: Ctrl-C or a signal; everything is saved, `resume=True` goes on.
         OxrlError: the run failed; says what and where.
     """
-    from oxrl.recipes import run as run_recipe
+    from oxrl.commands.train import run as run_recipe
 
     source = _read(config, overrides)
     found = Given()

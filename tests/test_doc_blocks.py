@@ -25,9 +25,9 @@ from small_runs import rl_config, write_inputs
 from typer.testing import CliRunner
 
 from oxrl.cli import app
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.config.schema import FIELDS
-from oxrl.recipes import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from oxrl import __version__
 from oxrl.cli import app
 from oxrl.commands.evaluate import run_generate
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError
-from oxrl.recipes import run
 from oxrl.tables.policy import ROWS
 from oxrl.types import Sampling
 from oxrl_datasets.prepare import PREPARERS

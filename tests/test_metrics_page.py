@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes import run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
-from oxrl.recipes import run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "one_page"

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import oxrl
 from oxrl.cli import app
+from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
-from oxrl.recipes import run
 from oxrl.redact import shown
 from oxrl.report.live import LiveServer
 from oxrl.report.page import write_report

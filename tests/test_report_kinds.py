@@ -16,8 +16,8 @@ from small_runs import model_that_stops, preference_config, rl_config, sft_confi
 from test_vision import rl as rl_of_images
 from test_vision import write_rows
 
+from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes import run
 from oxrl.report.page import write_report
 
 TURNS = """

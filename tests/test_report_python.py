@@ -17,8 +17,8 @@ from browser import needs_browser, opened, pieces
 from small_runs import metric_lines, rl_config
 
 import oxrl
+from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
-from oxrl.recipes import run
 from oxrl.report import notebook
 
 

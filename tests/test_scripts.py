@@ -55,10 +55,10 @@ def test_a_script_finds_what_it_names(path: Path) -> None:
 
 def test_what_is_not_there_is_noticed() -> None:
     source = (
-        "from oxrl.assembly import assembly\n"
+        "from oxrl.assembly import reward_pools\n"
         "from oxrl.types import Nothing\n"
-        "assembly.RewardPool\n"
-        "assembly.reward_pool\n"
+        "reward_pools.RewardPool\n"
+        "reward_pools.reward_pool\n"
     )
-    wrong = ["line 2: oxrl.types.Nothing", "line 3: oxrl.assembly.assembly.RewardPool"]
+    wrong = ["line 2: oxrl.types.Nothing", "line 3: oxrl.assembly.reward_pools.RewardPool"]
     assert missing(ast.parse(source)) == wrong

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.errors import OxrlError
-from oxrl.recipes import run
 from oxrl.tables.policy import ROWS, Row
 from oxrl_datasets.prepare import PREPARERS
 

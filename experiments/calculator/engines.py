@@ -21,9 +21,9 @@ from run import HERE, TURNS, say, warm_start, write_data
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.checkpoint.model_files import save_model
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
-from oxrl.recipes import run
 
 ENGINES = {
     "local": [],

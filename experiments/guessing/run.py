@@ -23,8 +23,8 @@ from guessing import WORDS
 
 import oxrl.assembly.episode_wiring
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxrl.assembly import assembly
+from oxrl.assembly import reward_pools
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import SinglePool
 from oxrl.runs.waiting import Patience
@@ -128,11 +128,11 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
         f"data.train={folder / 'data/rl.jsonl'}",
         f"model.name={warm}",
     ]
-    assembly.reward_pool = permuted_pool if control else reward_pool
+    reward_pools.reward_pool = permuted_pool if control else reward_pool
     try:
         run(load_config(HERE / "rl.yaml", shared + rl))
     finally:
-        assembly.reward_pool = reward_pool
+        reward_pools.reward_pool = reward_pool
     after = accuracies(max((folder / "rl/checkpoints").glob("step_*")), folder, seed, "after")
     return Result(before=before, after=after, seconds=time.monotonic() - start)
 

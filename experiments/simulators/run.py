@@ -32,8 +32,8 @@ os.environ.setdefault("LP_NUM_THREADS", "1")
 import yaml
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 from oxrl.types import Prompt
 from oxrl_datasets.prepare import PREPARERS
 from oxrl_robots.simulator import SimulatorEnvironment

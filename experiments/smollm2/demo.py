@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.errors import DataError, OxrlError
-from oxrl.recipes import run
 from oxrl.report.page import write_report
 from oxrl_datasets.prepare import PREPARERS
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from oxrl.assembly import assembly
+from oxrl.assembly import reward_pools
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import SinglePool
 from oxrl.runs.waiting import Patience
@@ -36,8 +36,8 @@ def permuted_pool(*given: Any, **named: Any) -> SinglePool:
 @contextmanager
 def scores_permuted() -> Iterator[None]:
     """Runs that begin inside have the control's rewards."""
-    assembly.reward_pool = permuted_pool
+    reward_pools.reward_pool = permuted_pool
     try:
         yield
     finally:
-        assembly.reward_pool = reward_pool
+        reward_pools.reward_pool = reward_pool

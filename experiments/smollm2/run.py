@@ -109,8 +109,8 @@ class Trial:
             sections: of the configuration.
             data: files, by the names of their fields.
         """
+        from oxrl.commands.train import run as train
         from oxrl.config import load_config
-        from oxrl.recipes import run as train
 
         joined = {
             **sections,

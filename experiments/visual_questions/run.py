@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent

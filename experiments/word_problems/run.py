@@ -31,8 +31,8 @@ from page import DATASETS, KS, WARM, read
 from problems import Problem, floors, parts
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.recipes import run
 
 HERE = Path(__file__).resolve().parent
 # Of the first model to each question that pairs are made of.

@@ -1,151 +1,89 @@
-"""Everything an RL run works with, built once from its config."""
+"""The machine of a run of reinforcement learning: every object, and what stands around what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from oxrl.assembly.answers import answering, episode_features, placed_steps, reward_scale
-from oxrl.assembly.assembly import (
-    Engines,
-    build_images,
-    build_sampler,
-    build_tokenizer,
-    build_trainers,
-    hosted_sampler,
-    limits_of,
-    load_prompts,
-    needs_reference,
-    part_sent,
-    start_rewards,
-    training_sampling,
-)
+from oxrl.assembly.assembly import Assembly, Engines, Limits
+from oxrl.assembly.reward_pools import start_rewards
 from oxrl.checkpoint.saved import Saved
 from oxrl.config import Config
 from oxrl.data.order import open_rows
+from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery.shared import Delivery, SharedWeights
-from oxrl.engines.sample.base import Heard, unheard
+from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
 from oxrl.engines.train.base import Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
-from oxrl.plan.preflight import REHEARSED, try_reward
-from oxrl.recipes.compute_accounting import ledger_of
+from oxrl.errors import InvariantError, required
+from oxrl.modelfiles.dims import model_dims
+from oxrl.recipes.compute_accounting import (
+    OPTIMIZER_BYTES,
+    WITHOUT_MASTERS,
+    Ledger,
+    LedgerInputs,
+    model_work,
+)
 from oxrl.recipes.features import FEATURES, build_features
-from oxrl.recipes.objective import Models, Objective
+from oxrl.recipes.machine import Evaluation, Machine
+from oxrl.recipes.objective import Objective
 from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
+from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS, REWARD_PARTS
-from oxrl.types import ENVIRONMENT, TokenIds
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.user_code import REWARD
+from oxrl.types import ENVIRONMENT, Group, Prompt, Scores
+from oxrl.usercode.locate import is_ours
 
 if TYPE_CHECKING:
-    from oxrl.engines.delivery.sync import WeightSync
     from oxrl.recipes.features.base import Feature
-    from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
-class RLSetup:
-    """Engines, reward, prompts, features and objective of a run; every model is loaded once.
+def assemble(
+    assembly: Assembly, clock: Clock, stop: StopAsked = never, pool: ScoringPool | None = None
+) -> Machine:
+    """Put together a run of reinforcement learning; `pool` is a reward that was tried already."""
+    cfg = assembly.cfg
+    with ExitStack() as stack:
+        # Before the models: a reward that cannot be loaded should not cost the time they take.
+        rewards = start_rewards(assembly, stack, stop, pool)
+        engines = build_engines(assembly, stack)
+        stack.callback(engines.sampler.close)
+        limits = engines.limits
+        delivery = build_delivery(assembly, engines)
+        features = build_all_features(assembly, engines)
+        objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
+        ledger = build_ledger(assembly, objective, clock, shared=engines.shared)
+        path = cfg.data.eval
+        held_out = assembly.prompts(path, limits.longest, held_out=True) if path else None
+        requests = build_requests(assembly, limits, features)
+        first = try_on_data(requests, rewards if pool is None else None, stop)
 
-    `pool`: a reward that was tried already. `reference` is None where the algorithm has no use for
-    one. `saved` is what a checkpoint holds:
-    subdirectory -> what is stored there; the policy is the checkpoint itself.
-    """
+        # Around the reward: where its steps end, episodes, scores while others are sampled.
+        scorer = placed_steps(assembly, rewards)
+        sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack, stop)
+        scorer, heard = overlapped(assembly, scorer, rewards, clock, stack, stop)
 
-    def __init__(
-        self,
-        cfg: Config,
-        clock: Clock,
-        stop: StopAsked = never,
-        pool: ScoringPool | None = None,
-    ) -> None:
-        tokenizer = build_tokenizer(cfg)
-        with ExitStack() as stack:
-            # Before the models: a reward that cannot be loaded should not cost the time they take.
-            rewards = start_rewards(cfg, stack, stop, pool)
-            engines = build_engines(engines_needed(cfg), stack)
-            stack.callback(engines.sampler.close)
-            self.policy = engines.trainers["policy"]
-            self.reference = reference_of(cfg, engines)
-            self.models = Models(self.policy, self.reference)
-            self.delivery = build_delivery(cfg, engines, len(tokenizer))
-            scale = reward_scale(cfg)
-            self.features: list[Feature] = [*scale, *features_of_row(cfg, engines)]
-            self.features += token_records(cfg)
-            # Those of episodes come last: what they hand on is cut into rows.
-            self.features += episode_features(cfg)
-            self.objective = Objective(cfg.train, self.features, max_tokens=cfg.longest_response)
-            self.ledger = ledger_of(cfg, self.objective, clock, shared=engines.shared)
-            limits = engines.limits
-            self.stop_token_ids = limits.stop_token_ids
-            self.row_rules = build_row_rules(cfg, tokenizer, self.stop_token_ids)
-            self.held_out = None
-            self.eval_sampling = training_sampling(
-                cfg, self.stop_token_ids, cfg.rollout.eval_temperature
-            )
-            if cfg.data.eval:
-                self.held_out = load_prompts(cfg, tokenizer, limits.longest, True, cfg.data.eval)
-            requests = self._requests(cfg, tokenizer, limits.longest)
-            first = requests.at(range(REHEARSED))
-            prompts = [request.prompt for request in first if request.sample == 0]
-            if rewards is not None and pool is None:
-                try_reward(rewards, prompts, Patience(stop))
-            scorer = placed_steps(cfg, rewards, tokenizer)
-            self.sampler, self.scorer = answering(
-                cfg, engines.sampler, scorer, limits, prompts[0], stack, stop
-            )
-            heard = unheard
-            if rewards is not None and not all(pool.inline for pool in rewards.pools):
-                meanwhile = scored_meanwhile(cfg, self.scorer, rewards, stop)
-                stack.callback(meanwhile.close)
-                clock.also(meanwhile.counters)
-                self.scorer = meanwhile
-                heard = meanwhile.offer
-            parts = self._rollout_parts(cfg, requests, clock, heard)
-            self.source = build_source(cfg, parts, self.delivery)
-            stack.callback(self.source.close)
-            self.saved = what_is_saved(engines, self.features, self.source)
-            self.source = kept_source(cfg, self.source)
-            if not isinstance(self.delivery, SharedWeights):
-                self.saved["delivery"] = self.delivery
-            for feature in self.features:
-                self.saved |= feature.saved()
-            self.ratio_tolerance = FIRST_RATIO_TOLERANCE[cfg.model.dtype]
-            self._resources = stack.pop_all()
-
-    def close(self) -> None:
-        """Stop samplers, workers and actors."""
-        self._resources.close()
-
-    def _requests(
-        self, cfg: Config, tokenizer: PreTrainedTokenizerBase, longest: int | None
-    ) -> PromptRequests:
-        load = partial(load_prompts, cfg, tokenizer, longest, False)
-        return PromptRequests(
-            open_rows(cfg.data.train, load, per_step=cfg.data.prompts_per_step),
-            samples=cfg.rollout.n_samples,
-            sampling=training_sampling(cfg, self.stop_token_ids),
-            run_seed=cfg.run.seed,
-            baseline=any(feature.greedy_baseline for feature in self.features),
-        )
-
-    def _rollout_parts(
-        self, cfg: Config, requests: PromptRequests, clock: Clock, heard: Heard
-    ) -> RolloutParts:
+        # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
         parts = RolloutParts(
-            sampler=self.sampler,
-            scorer=self.scorer,
+            sampler=sampler,
+            scorer=scorer,
             requests=requests,
             clock=clock,
             prompts_per_step=cfg.data.prompts_per_step,
@@ -154,93 +92,114 @@ class RLSetup:
             compared_parts=compared_parts(cfg),
             heard=heard,
         )
-        return chosen_parts(parts, self.features)
+        source = build_source(cfg, chosen_parts(parts, features), delivery)
+        stack.callback(source.close)
+        return Machine(
+            seed=cfg.run.seed,
+            steps=cfg.run.steps,
+            epochs=cfg.train.epochs,
+            minibatches=cfg.train.minibatches,
+            kl_coeff=cfg.train.value(KL_COEFF),
+            policy=engines.trainers["policy"],
+            reference=reference_of(assembly, engines),
+            objective=objective,
+            features=features,
+            sampler=sampler,
+            source=kept_source(cfg, source),
+            delivery=delivery,
+            row_rules=build_row_rules(assembly, limits),
+            evaluation=build_evaluation(assembly, held_out, parts, limits, stop),
+            ledger=ledger,
+            saved=what_is_saved(engines, features, source, delivery),
+            ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
+            keeps_tokens=cfg.run.record == "tokens",
+            close=stack.pop_all().close,
+        )
 
 
-def scored_meanwhile(
-    cfg: Config, scorer: GroupScorer, rewards: ScoringPool, stop: StopAsked
-) -> MeanwhileScorer:
-    """A scorer that begins while other responses are sampled."""
-    from oxrl.rollouts.overlapped_scoring import (
-        MeanwhileScorer,  # rewards of this process do without
-    )
+def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
+    """Trainers and sampler in this process, or in others where a config asks for them.
 
-    return MeanwhileScorer(
-        scorer,
-        rewards.counters,
-        samples=cfg.rollout.n_samples,
-        prompts=cfg.data.prompts_per_step,
-        stop=stop,
-        deadline_s=cfg.run.waits.seconds["rollout"],
-    )
-
-
-def engines_needed(cfg: Config) -> Config:
-    """A configuration without the actors that a run does without: of stored samples those that
-    sample, of `run.only: rollouts` those that train.
+    Args:
+        stack: closes the sampler, and what surrounds it.
     """
-    if cfg.run.only is not None:
-        here = cfg.train.model_copy(update={"backend": "local"})
-        return cfg.model_copy(update={"train": here})
-    if cfg.rollout.from_samples is None:
-        return cfg
-    in_process = {"name": "local", "actors": 0, "placement": "separate"}
-    sampling = cfg.inference_engine.model_copy(update=in_process)
-    return cfg.model_copy(update={"inference_engine": sampling})
-
-
-def build_engines(cfg: Config, stack: ExitStack) -> Engines:
-    """Trainers and sampler in this process, or in others where a config asks for them."""
+    cfg = assembly.cfg
     if cfg.train.backend != "local" or cfg.inference_engine.actors:
         from oxrl.assembly.ray_engines import build_ray_engines  # Ray is an extra
 
-        return build_ray_engines(cfg, stack)
-    trainers = build_trainers(cfg)
-    policy = trainers["policy"]
-    limits = limits_of(policy, cfg)
-    if cfg.sampling_process:
-        hosted = hosted_sampler(cfg, stack.callback)
-        return Engines(trainers=trainers, sampler=hosted, limits=limits, shared=False)
-    sampler = build_sampler(cfg, cast(PreTrainedModel, policy.model))
-    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
+        return build_ray_engines(assembly, stack)
+    trainers = assembly.trainers()
+    model = cast(PreTrainedModel, trainers["policy"].model)
+    hosted = cfg.sampling_process
+    limits = assembly.limits(model)
+    sampler = assembly.hosted_sampler(stack.callback) if hosted else assembly.sampler(model)
+    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=not hosted)
 
 
-def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
+def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
     """The frozen policy: a model of its own, or the policy with its adapter switched off."""
-    if needs_reference(cfg) and cfg.lora.rank:
+    if assembly.needs_reference and assembly.cfg.lora.rank:
         return AdapterOff(cast("Trainer | Adapted", engines.trainers["policy"]))
     return engines.trainers.get("reference")
 
 
-def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> SharedWeights | WeightSync:
+def build_delivery(assembly: Assembly, engines: Engines) -> Delivery:
     """How the policy's weights reach the sampler, and are proved to."""
     policy = engines.trainers["policy"]
     if engines.shared:
-        return SharedWeights(policy, engines.sampler, part_sent(cfg))
+        return SharedWeights(policy, engines.sampler, assembly.part_sent)
     from oxrl.assembly.delivery import proved_delivery  # samplers with weights of their own
 
-    return proved_delivery(
-        cfg, policy, engines.sampler, engines.limits, vocabulary, engines.transport
-    )
+    return proved_delivery(assembly, policy, engines.sampler, engines.limits, engines.transport)
 
 
-def features_of_row(cfg: Config, engines: Engines) -> list[Feature]:
+def build_all_features(assembly: Assembly, engines: Engines) -> list[Feature]:
+    """What row, user and config add to the loop beyond the row's cells, in order."""
+    cfg = assembly.cfg
+    features: list[Feature] = []
+    # Each is imported where a run has it.
+    if cfg.reward.normalize != "none" or cfg.reward.bound is not None:
+        from oxrl.recipes.features.reward_scale import RewardScale
+
+        features.append(RewardScale(cfg.reward.normalize, cfg.reward.bound))
+    features += features_of_row(assembly, engines)
+    if cfg.run.record == "tokens":
+        from oxrl.recipes.features.token_record import TokenRecord
+
+        features.append(TokenRecord(cfg.run.directory / ROLLOUTS))
+    if cfg.environment.name:
+        # Last: what it hands on is cut into rows.
+        from oxrl.recipes.features.episodes import Episodes
+
+        features.append(Episodes())
+    return features
+
+
+def features_of_row(assembly: Assembly, engines: Engines) -> list[Feature]:
     """What row and user add to the loop beyond the row's cells; many add nothing."""
-    if FEATURES.keys().isdisjoint(cfg.train.row.needs) and not cfg.train.features:
+    train = assembly.cfg.train
+    if FEATURES.keys().isdisjoint(train.row.needs) and not train.features:
         return []
-    from oxrl.recipes.features.base import FeatureInputs
+    from oxrl.recipes.features.base import FeatureInputs  # as above
 
     given = FeatureInputs(
-        row=cfg.train.row,
-        train=cfg.train,
-        max_tokens=cfg.longest_response,
+        row=train.row,
+        train=assembly.algorithm,
+        max_tokens=assembly.cfg.longest_response,
         policy=engines.trainers["policy"],
         critic=engines.trainers.get("critic"),
         reference=engines.trainers.get("reference"),
-        part_weights=part_weights(cfg),
-        compared_parts=compared_parts(cfg),
+        part_weights=part_weights(assembly.cfg),
+        compared_parts=compared_parts(assembly.cfg),
     )
-    return build_features(given)
+    features = build_features(given)
+    if train.features:
+        from oxrl.recipes.features.own_feature import (
+            own_features,  # most runs have none of their own
+        )
+
+        features += own_features(given, train.features, sent=train.backend != "local")
+    return features
 
 
 def part_weights(cfg: Config) -> dict[str, float]:
@@ -261,41 +220,160 @@ def compared_parts(cfg: Config) -> tuple[str, ...]:
     return tuple(name for name, weight in part_weights(cfg).items() if weight)
 
 
-def build_row_rules(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: TokenIds
-) -> RowRules:
-    """What every row that is trained on has to satisfy."""
-    return RowRules(
-        pad_id=int(tokenizer.pad_token_id),  # pyright: ignore[reportArgumentType]
-        stop_token_ids=stop_token_ids,
-        max_tokens=None if cfg.environment.name else cfg.rollout.max_tokens,
-        strict=cfg.rollout.force_strict_on_policy,
-        max_staleness=cfg.rollout.max_staleness,
-        groups_of_two=cfg.train.row.has(GROUPS),
-        images=build_images(cfg),
+def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
+    """The ledger of a run, which is told what a step took.
+
+    Args:
+        objective: what is asked before the update.
+        clock: of the run.
+        shared: sampler and trainer use one copy of the weights.
+    """
+    cfg = assembly.cfg
+    train = cfg.train
+    same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
+    asks_more = bool(objective.want_before)
+    ledger = Ledger(
+        LedgerInputs(
+            work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
+            speed=speed_of(assembly),
+            optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
+            + WITHOUT_MASTERS * (train.master_weights == "none"),
+            budget=assembly.tokens_at_once,
+            price=assembly.price_of_a_cut,
+            ranks=1 if train.backend == "local" else cfg.run.training_gpus,
+            share_prefix=train.share_prefix is True,
+            asked_before=objective.old_logprobs == "recompute" or asks_more,
+            old_known=same and not asks_more,
+            all_learn=objective.kl is not None or train.entropy_coeff != 0,
+            samples=cfg.rollout.from_samples is None,
+        )
+    )
+    clock.derive(ledger.against_floor)
+    return ledger
+
+
+def speed_of(assembly: Assembly) -> MachineSpeed | None:
+    """Of the device that a run of one process computes on; None where it has several."""
+    if assembly.cfg.train.backend != "local" or assembly.cfg.samplers:
+        return None
+    return machine_speed(assembly.device, assembly.dtype)
+
+
+def note_machine(assembly: Assembly) -> None:
+    """Write into environment.json how fast the machine is, for a run that has a ledger."""
+    speed = speed_of(assembly)
+    if speed is not None:
+        note_speed(assembly.cfg.run.directory, speed)
+
+
+def build_requests(
+    assembly: Assembly, limits: Limits, features: Sequence[Feature]
+) -> PromptRequests:
+    """What is asked of the sampler, by position in the data order."""
+    data = assembly.cfg.data
+    load = partial(assembly.prompts, longest=limits.longest)
+    return PromptRequests(
+        open_rows(data.train, load, per_step=data.prompts_per_step),
+        samples=assembly.cfg.rollout.n_samples,
+        sampling=assembly.sampling(limits.stop_token_ids),
+        run_seed=assembly.cfg.run.seed,
+        baseline=any(feature.greedy_baseline for feature in features),
     )
 
 
-def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
-    """A source whose samples are kept whole, where that is asked for."""
-    if cfg.run.record != "tokens":
-        return source
-    from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
+def try_on_data(requests: PromptRequests, rewards: ScoringPool | None, stop: StopAsked) -> Prompt:
+    """The first prompt of a run, on which an environment is tried; a reward is on several.
 
-    return KeepingSource(source, cfg.run.directory / ROLLOUTS)
-
-
-def token_records(cfg: Config) -> list[Feature]:
-    """What keeps the numbers of every token in the update, where that is asked for."""
-    if cfg.run.record != "tokens":
-        return []
-    # Imported here: records of text do without.
-    from oxrl.recipes.features.token_record import TokenRecord
-
-    return [TokenRecord(cfg.run.directory / ROLLOUTS)]
+    Args:
+        rewards: None where there is none, or it was tried already.
+    """
+    asked = requests.at(range(REHEARSED))
+    prompts = [request.prompt for request in asked if request.sample == 0]
+    if rewards is not None:
+        try_reward(rewards, prompts, Patience(stop))
+    return prompts[0]
 
 
-def chosen_parts(parts: RolloutParts, features: list[Feature]) -> RolloutParts:
+class NoScores:
+    """The scorer of a run that scores nothing."""
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        """See GroupScorer.
+
+        Raises:
+            InvariantError: something is scored all the same.
+        """
+        raise InvariantError("rollout.from_samples without data.eval has nothing scored")
+
+
+def placed_steps(assembly: Assembly, scorer: GroupScorer | None) -> GroupScorer | None:
+    """The scorer, and where in tokens the steps end that it rewards; most rewards have none."""
+    if scorer is None or all(is_ours(REWARD, name) for name in assembly.cfg.reward.names):
+        return scorer
+    from oxrl.rewards.step_rewards import StepScorer  # where there may be some
+
+    return StepScorer(scorer, assembly.tokenizer)
+
+
+def answering(
+    assembly: Assembly,
+    sampler: RolloutEngine,
+    scorer: GroupScorer | None,
+    limits: Limits,
+    first: Prompt,
+    stack: ExitStack,
+    stop: StopAsked,
+) -> tuple[RolloutEngine, GroupScorer]:
+    """Put an environment between prompts and sampler, where the config names one.
+
+    Args:
+        scorer: of the run's reward; None where an environment is all that rewards, or nothing is
+            scored.
+        limits: of the model.
+        first: a prompt on which an environment is tried.
+        stack: closes what is started here.
+    """
+    if assembly.cfg.scores_nothing:
+        return sampler, NoScores()
+    if not assembly.cfg.environment.name:
+        return sampler, required(scorer, "a reward")
+    # A run of single turns pays nothing for those of several.
+    from oxrl.assembly.episode_wiring import play_episodes
+
+    return play_episodes(assembly, sampler, scorer, limits, first, stack, stop)
+
+
+def overlapped(
+    assembly: Assembly,
+    scorer: GroupScorer,
+    rewards: ScoringPool | None,
+    clock: Clock,
+    stack: ExitStack,
+    stop: StopAsked,
+) -> tuple[GroupScorer, Heard]:
+    """A scorer that begins while other responses are sampled, and what is told of each of them.
+
+    Rewards of this process score when all are there.
+    """
+    if rewards is None or all(pool.inline for pool in rewards.pools):
+        return scorer, unheard
+    from oxrl.rollouts.overlapped_scoring import MeanwhileScorer  # as said above
+
+    cfg = assembly.cfg
+    meanwhile = MeanwhileScorer(
+        scorer,
+        rewards.counters,
+        samples=cfg.rollout.n_samples,
+        prompts=cfg.data.prompts_per_step,
+        stop=stop,
+        deadline_s=cfg.run.waits.seconds["rollout"],
+    )
+    stack.callback(meanwhile.close)
+    clock.also(meanwhile.counters)
+    return meanwhile, meanwhile.offer
+
+
+def chosen_parts(parts: RolloutParts, features: Sequence[Feature]) -> RolloutParts:
     """With a choice of the groups that are trained on, where a feature makes one."""
     for feature in features:
         if feature.choice is not None:
@@ -307,6 +385,7 @@ def chosen_parts(parts: RolloutParts, features: list[Feature]) -> RolloutParts:
 
 def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
     """Where rollouts come from: one step after the other, sampled ahead of training, or stored."""
+    # Each is imported where a run has it.
     if cfg.rollout.from_samples is not None:
         from oxrl.rollouts.whole_samples import StoredRollouts
 
@@ -332,10 +411,58 @@ def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> Rollou
     )
 
 
+def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
+    """A source whose samples are kept whole, where that is asked for."""
+    if cfg.run.record != "tokens":
+        return source
+    from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
+
+    return KeepingSource(source, cfg.run.directory / ROLLOUTS)
+
+
+def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
+    """What every row that is trained on has to satisfy."""
+    rollout = assembly.cfg.rollout
+    return RowRules(
+        pad_id=assembly.pad_id,
+        stop_token_ids=limits.stop_token_ids,
+        max_tokens=None if assembly.cfg.environment.name else rollout.max_tokens,
+        strict=rollout.force_strict_on_policy,
+        max_staleness=rollout.max_staleness,
+        groups_of_two=assembly.cfg.train.row.has(GROUPS),
+        images=assembly.images,
+    )
+
+
+def build_evaluation(
+    assembly: Assembly,
+    held_out: PromptDataset | None,
+    parts: RolloutParts,
+    limits: Limits,
+    stop: StopAsked,
+) -> Evaluation | None:
+    """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
+    if held_out is None:
+        return None
+    from oxrl.recipes.scored_answers import ScoredSampler, evaluation_seed  # of runs with data.eval
+
+    rollout = assembly.cfg.rollout
+    answers = ScoredSampler(
+        sampler=parts.sampler,
+        scorer=parts.scorer,
+        sampling=assembly.sampling(limits.stop_token_ids, rollout.eval_temperature),
+        samples=rollout.eval_samples,
+        seed=evaluation_seed(assembly.cfg.run.seed),
+        deadline_s=parts.deadline_s,
+        stop=stop,
+    )
+    return Evaluation(held_out, answers)
+
+
 def what_is_saved(
-    engines: Engines, features: list[Feature], source: RolloutSource
+    engines: Engines, features: Sequence[Feature], source: RolloutSource, delivery: Delivery
 ) -> dict[str, Saved]:
-    """Subdirectory of a checkpoint -> what is stored there."""
+    """Subdirectory of a checkpoint -> what is stored there; the policy is the checkpoint itself."""
     saved: dict[str, Saved] = {".": engines.trainers["policy"]}
     if "critic" in engines.trainers:
         saved["critic"] = engines.trainers["critic"]
@@ -343,4 +470,8 @@ def what_is_saved(
         saved["reference"] = engines.trainers["reference"]
     if not isinstance(source, SyncRollouts):
         saved["samples"] = cast(Saved, source)
+    if not isinstance(delivery, SharedWeights):
+        saved["delivery"] = cast(Saved, delivery)
+    for feature in features:
+        saved |= feature.saved()
     return saved

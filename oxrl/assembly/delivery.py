@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from oxrl.assembly.assembly import (
-    DTYPES,
-    Limits,
-    build_images,
-    build_trainer,
-    hosted_sampler,
-    new_model_of,
-    part_sent,
-    sampled_alone,
-)
-from oxrl.config import Config
+from oxrl.assembly.assembly import Assembly, Limits
 from oxrl.config.sections.model import LoraConfig
 from oxrl.config.sections.rollout import RolloutConfig
 from oxrl.engines.delivery.proof import Compared
@@ -31,53 +21,51 @@ if TYPE_CHECKING:
 
 
 def proved_delivery(
-    cfg: Config,
+    assembly: Assembly,
     policy: TrainEngine,
     sampler: RolloutEngine,
     limits: Limits,
-    vocabulary: int,
     transport: WeightTransport | None = None,
 ) -> WeightSync:
     """How the policy's weights reach the sampler, and are proved to.
 
     Args:
         limits: of the policy's model.
-        vocabulary: how many token ids the tokenizer has.
         transport: moves the weights where this process is not the policy's; None: it is.
     """
-    sampling = cfg.inference_engine
+    sampling = assembly.cfg.inference_engine
     options = SyncOptions(
-        dtype=DTYPES[cfg.model.dtype],
-        vocabulary=vocabulary,
-        temperature=cfg.rollout.temperature,
+        dtype=assembly.dtype,
+        vocabulary=len(assembly.tokenizer),
+        temperature=assembly.cfg.rollout.temperature,
         probe_every=sampling.probe_every,
         probe_tokens=sampling.probe_tokens,
         probe_limit=sampling.probe_limit,
-        compared=Compared(limits.never, only=sampled_alone(cfg)),
-        part=part_sent(cfg),
+        compared=Compared(limits.never, only=assembly.sampled_alone),
+        part=assembly.part_sent,
     )
-    return WeightSync(policy, sampler, options, new_model_of(cfg), build_images(cfg), transport)
+    return WeightSync(policy, sampler, options, assembly.copy_of_policy, assembly.images, transport)
 
 
 def proved_sampler(
-    cfg: Config, model: PreTrainedModel, limits: Limits, vocabulary: int, stack: ExitStack
+    assembly: Assembly, model: PreTrainedModel, limits: Limits, stack: ExitStack
 ) -> RolloutWorkers:
     """A sampler in a process of its own that provably computes with the weights of a model.
 
     Args:
         model: as it is loaded here, an adapter merged into it.
         limits: of the model.
-        vocabulary: size of its tokenizer's.
         stack: ends the process.
 
     Raises:
         WeightSyncError: it does not.
     """
+    cfg = assembly.cfg
     train = cfg.train.model_copy(update={"backend": "local"})
     # Whatever is asked of it later, the probe is scored at temperature 1.
     changed = {"lora": LoraConfig(), "train": train, "rollout": RolloutConfig()}
-    plain = cfg.model_copy(update=changed)
-    sampler = hosted_sampler(plain, stack.callback)
-    policy = build_trainer(plain, model, trained=False)
-    proved_delivery(plain, policy, sampler, limits, vocabulary).deliver(0)
+    plain = Assembly(cfg.model_copy(update=changed))
+    sampler = plain.hosted_sampler(stack.callback)
+    policy = plain.trainer(model, trained=False)
+    proved_delivery(plain, policy, sampler, limits).deliver(0)
     return sampler

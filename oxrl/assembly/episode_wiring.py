@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oxrl.assembly.assembly import Limits, build_actions, build_images, build_tokenizer
+from oxrl.assembly.assembly import Assembly, Limits
 from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.contexts import contexts_of, shown_turns, system_part
@@ -103,7 +103,7 @@ def check_template(cfg: Config, encoder: TurnEncoder, opened: Opening) -> None:
 
 
 def play_episodes(
-    cfg: Config,
+    assembly: Assembly,
     sampler: RolloutEngine,
     scorer: GroupScorer | None,
     limits: Limits,
@@ -118,12 +118,13 @@ def play_episodes(
         TemplateError: the chat template rewrites turns that are over.
         Stopped: a signal asked to stop.
     """
+    cfg = assembly.cfg
     settings = cfg.environment
-    store = build_images(cfg)
-    tokenizer = build_tokenizer(cfg)
+    store = assembly.images
+    tokenizer = assembly.tokenizer
     chat = ChatEncoder(tokenizer) if store is None else store.encoder(tokenizer)
     named = image_names(settings.name, store)
-    actions = build_actions(cfg)
+    actions = assembly.actions
     encoder = TurnEncoder(
         chat,
         limits.stop_token_ids,

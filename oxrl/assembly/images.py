@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from oxrl.config import Config
 from oxrl.data.image_files import ImageRules, described, local_path
@@ -16,71 +15,56 @@ from oxrl.data.layouts import in_our_words
 from oxrl.data.rows import read_rows
 from oxrl.modelfiles.hub import locate
 from oxrl.models.image_features import ImageReader
-from oxrl.models.load import load_tokenizer
 from oxrl.runs.files import make_folder, write_atomically
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 FOLDER = "images"
 
 
-class _Source(NamedTuple):
-    """All that decides what an image becomes."""
+def image_store(cfg: Config, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> ImageStore:
+    """A store of the images of a run.
 
-    model: str
-    revision: str | None
-    chat_template: str | None
-    trust_remote_code: bool
-    roots: tuple[str, ...]
-    min_side: int
-    max_side: int
-    max_pixels: int | None
-    run: str
-
-
-def image_store(cfg: Config) -> ImageStore:
-    """The images of the run of `cfg`, the same store whenever it is asked for."""
+    Args:
+        tokenizer: finds that of the model, when the first image is read.
+    """
     data = cfg.data
-    source = _Source(
-        model=cfg.model.name,
-        revision=cfg.model.revision,
-        chat_template=cfg.model.chat_template,
-        trust_remote_code=cfg.model.trust_remote_code,
-        roots=data.image_places,
-        min_side=data.image_min_side,
-        max_side=data.image_max_side,
-        max_pixels=data.image_max_pixels,
-        run=str(cfg.run.directory.absolute()),
+    rules = ImageRules(
+        roots=data.image_places, min_side=data.image_min_side, max_side=data.image_max_side
     )
-    return _store(source)
+    return ImageStore(partial(_reader, cfg, tokenizer), rules)
 
 
-def model_images(model: str) -> ImageStore:
+def _reader(cfg: Config, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> ImageReader:
+    model = cfg.model
+    return ImageReader(
+        model.name,
+        tokenizer(),
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        max_pixels=cfg.data.image_max_pixels,
+    )
+
+
+def model_images(model: str, tokenizer: PreTrainedTokenizerBase) -> ImageStore:
     """The images of questions that belong to no run, from any place.
 
     Args:
         model: as `model.name`.
+        tokenizer: of the model.
     """
-    source = _Source(
-        model=model,
-        revision=None,
-        chat_template=None,
-        trust_remote_code=False,
-        roots=("/",),
-        min_side=1,
-        max_side=2**16,
-        max_pixels=None,
-        run="",
-    )
-    return _store(source)
+    rules = ImageRules(roots=("/",), min_side=1, max_side=2**16)
+    return ImageStore(partial(ImageReader, model, tokenizer), rules)
 
 
-def keep_images(cfg: Config, *, write: bool) -> None:
+def keep_images(store: ImageStore, cfg: Config, *, write: bool) -> None:
     """Keep the images that are used from now on in the run directory, or look for them there.
 
     Args:
+        store: of the run's images.
         write: of several ranks only the first does.
     """
-    store = image_store(cfg)
     store.folder = cfg.run.directory / FOLDER
     store.writes = write
     stored = cfg.rollout.from_samples if cfg.recipe == "rl" else None
@@ -118,25 +102,3 @@ def _image_paths(cfg: Config, name: str) -> Iterator[tuple[str, Path]]:
             path = local_path(reference, record.folder or Path())
             if path is not None:
                 yield described(reference), path
-
-
-@lru_cache(maxsize=8)
-def _store(source: _Source) -> ImageStore:
-    rules = ImageRules(roots=source.roots, min_side=source.min_side, max_side=source.max_side)
-    return ImageStore(partial(_reader, source), rules)
-
-
-def _reader(source: _Source) -> ImageReader:
-    tokenizer = load_tokenizer(
-        source.model,
-        chat_template=source.chat_template,
-        trust_remote_code=source.trust_remote_code,
-        revision=source.revision,
-    )
-    return ImageReader(
-        source.model,
-        tokenizer,
-        revision=source.revision,
-        trust_remote_code=source.trust_remote_code,
-        max_pixels=source.max_pixels,
-    )

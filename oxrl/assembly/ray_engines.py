@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from oxrl.assembly.assembly import (
-    Engines,
-    Limits,
-    build_images,
-    build_sampler,
-    build_trainers,
-    choose_device,
-    limits_of,
-    new_model_of,
-)
+from transformers import PreTrainedModel
+
+from oxrl.assembly.assembly import Assembly, Engines, Limits, sampler_of
 from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
 from oxrl.config import Config
+from oxrl.config.reads import models_trained
 from oxrl.engines.ray.cluster import by_node, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
@@ -27,17 +21,17 @@ from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import required
-from oxrl.plan.needs import model_bytes, models_trained
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
 
 
-def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
-    """Ray actors that train, sample or both."""
+def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
+    """Ray actors that train, sample or both; each makes an assembly of its own."""
+    cfg = assembly.cfg
     sampling = cfg.inference_engine
     waits = cfg.run.waits
-    nbytes = model_bytes(cfg)
+    nbytes = cfg.model.nbytes
     colocated = sampling.placement == "colocated"
     training = cfg.train.backend != "local"
     ranks = cfg.run.training_gpus if training else 0
@@ -63,17 +57,16 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
         trainers = {name: RayTrainer(group, name) for name in group.sizes}
         limits = group.call("policy", limits_of, cfg)
     else:
-        trainers = build_trainers(cfg)
-        limits = limits_of(trainers["policy"], cfg)
+        trainers = assembly.trainers()
+        limits = assembly.limits(cast(PreTrainedModel, trainers["policy"].model))
     if not sampling.actors:
-        sampler = build_sampler(cfg)
+        sampler = assembly.sampler()
         return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
-    build = partial(build_sampler, cfg)
-    images = build_images(cfg)
+    images = assembly.images
     rollouts = RayRollouts(
         cluster,
         placed.samplers,
-        build,
+        partial(sampler_of, cfg),
         waits,
         nbytes=nbytes,
         before_wake=group.free_cache if colocated and group is not None else None,
@@ -82,7 +75,8 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     transport = None
     if group is not None:
         new_images = None if images is None else partial(required_images, cfg)
-        transport = RayTransport(group, "policy", rollouts, new_model_of(cfg), new_images)
+        new_model = partial(copy_of_policy, cfg)
+        transport = RayTransport(group, "policy", rollouts, new_model, new_images)
     return Engines(
         trainers=trainers, sampler=rollouts, limits=limits, shared=False, transport=transport
     )
@@ -91,10 +85,20 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
 @contextmanager
 def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
     """What a training actor builds, in an environment that says which rank it is."""
-    with joined_ranks(choose_device(cfg), cfg.run.waits) as ranks:
-        yield build_trainers(cfg, ranks)
+    with joined_ranks(Assembly(cfg).device, cfg.run.waits) as ranks:
+        yield Assembly(cfg, ranks).trainers()
+
+
+def limits_of(trainer: Trainer, cfg: Config) -> Limits:
+    """The limits of a trainer's model, in the actor that has it."""
+    return Assembly(cfg).limits(cast(PreTrainedModel, trainer.model))
+
+
+def copy_of_policy(cfg: Config) -> PreTrainedModel:
+    """A model like the policy on the CPU, in the actor that trains it."""
+    return Assembly(cfg).copy_of_policy()
 
 
 def required_images(cfg: Config) -> ImageStore:
-    """A store of the images of a run that shows some."""
-    return required(build_images(cfg), "images")
+    """A store of the images of a run that shows some, in the actor that trains."""
+    return required(Assembly(cfg).images, "images")

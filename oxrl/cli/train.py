@@ -61,7 +61,7 @@ def train(
 
 
 def train_or_rehearse(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -> None:
-    from oxrl.recipes import check_accepted, run
+    from oxrl.commands.train import check_accepted, run
 
     check_accepted(accept, resume=resume)
     if not dry_run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.config.dry_run import dry_run_config
 from oxrl.errors import DataError
@@ -12,7 +13,6 @@ from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.builtin_vision import TINY_VL
 from oxrl.modelfiles.vision import vision_family
 from oxrl.models.shrink import STAND_IN, write_shrunk, write_stand_in
-from oxrl.recipes import run
 from oxrl.seeds import stable_seed
 
 

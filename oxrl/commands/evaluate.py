@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oxrl.assembly import assembly
-from oxrl.assembly.answers import answering
+from oxrl.assembly.answered import sampling_from
+from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
 from oxrl.assembly.delivery import proved_sampler
+from oxrl.assembly.reward_pools import build_other_reward
 from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config, load_evaluation_config, model_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.messages import Messages, images_of, read_messages
-from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
 from oxrl.data.sample_record import sample_line
 from oxrl.engines.sample.base import RolloutEngine, generate
@@ -31,9 +31,7 @@ from oxrl.modelfiles.hub import locate
 from oxrl.modelfiles.vision import has_image_processor, vision_family
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
-from oxrl.plan.preflight import REHEARSED, try_reward
 from oxrl.recipes.scored_answers import (
-    ScoredSampler,
     evaluation_metrics,
     evaluation_seed,
     in_groups,
@@ -45,7 +43,6 @@ from oxrl.runs.bars import Count, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl.runs.targets import longest_row
-from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.tables.engines import SamplingEngineName
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
@@ -99,67 +96,17 @@ def likelihood(cfg: Config, path: str, sampling: Mapping[str, object]) -> Metric
                 "add reward.name=NAME, or leave it out"
             )
     # Sharding is for training: whatever trained the weights, one process holds them here.
-    here = cfg.model_copy(update={"train": cfg.train.model_copy(update={"backend": "local"})})
-    tokenizer = assembly.build_tokenizer(here)
-    engine = assembly.build_trainer(here, assembly.load_model(here), tokenizer, trained=False)
-    rows = ConversationDataset.load(path, tokenizer, assembly.row_options(here, held_out=True))
-    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
+    train = cfg.train.model_copy(update={"backend": "local"})
+    assembly = Assembly(cfg.model_copy(update={"train": train}))
+    engine = assembly.trainer(assembly.model(), complete=True, trained=False)
+    options = assembly.row_options(held_out=True)
     return evaluate_loss(
         engine,
-        rows,
-        pad_id,
-        rows_per_batch=here.data.rows_per_step,
-        images=assembly.build_images(here),
+        ConversationDataset.load(path, assembly.tokenizer, options),
+        assembly.pad_id,
+        rows_per_batch=cfg.data.rows_per_step,
+        images=assembly.images,
     )
-
-
-@contextmanager
-def sampling_from(
-    cfg: Config,
-    path: str,
-    *,
-    held_out: bool,
-    samples: int,
-    temperature: float,
-    seed: int,
-    stop: StopAsked = never,
-) -> Generator[tuple[PromptDataset, ScoredSampler]]:
-    """The prompts of a file, and who answers them: the config's model, scored by its reward.
-
-    Args:
-        held_out: whether the file is read as `data.eval`.
-        samples, temperature, seed: of the responses.
-        stop: whether the run was asked to stop.
-    """
-    tokenizer = assembly.build_tokenizer(cfg)
-    model = assembly.load_model(cfg)
-    limits = assembly.prompt_limits(cfg, model, tokenizer)
-    prompts = assembly.load_prompts(cfg, tokenizer, limits.longest, held_out, path)
-    with ExitStack() as stack:
-        sampler: RolloutEngine
-        if cfg.sampling_process:
-            sampler = proved_sampler(cfg, model, limits, len(tokenizer), stack)
-        else:
-            sampler = assembly.local_sampler(cfg, model, tokenizer)
-        del model  # a process of its own has another copy
-        stack.callback(sampler.close)
-        first = next(prompts.batches(REHEARSED), [])
-        rewards = assembly.start_rewards(cfg, stack, stop)
-        if rewards is not None:
-            try_reward(rewards, first, Patience(stop))
-        answers, scorer = answering(cfg, sampler, rewards, limits, first[0], stack, stop)
-        yield (
-            prompts,
-            ScoredSampler(
-                sampler=answers,
-                scorer=scorer,
-                sampling=assembly.training_sampling(cfg, limits.stop_token_ids, temperature),
-                samples=samples,
-                seed=seed,
-                deadline_s=cfg.run.waits.seconds["rollout"],
-                stop=stop,
-            ),
-        )
 
 
 def run_eval(
@@ -200,13 +147,14 @@ def run_eval(
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
         samples = samples or cfg.rollout.eval_samples
+        assembly = Assembly(cfg)
         with sampling_from(
-            cfg,
+            assembly,
             path,
             held_out=True,
             samples=samples,
             temperature=temperature,
-            seed=evaluation_seed(cfg),
+            seed=evaluation_seed(cfg.run.seed),
         ) as (prompts, scored):
             draws = list(enumerate(prompts.in_order()))
             with bars() as tell:
@@ -214,7 +162,7 @@ def run_eval(
                 rollouts = replace(scored, heard=count.one).answer(draws)
         metrics = evaluation_metrics(rollouts, samples=samples)
         if pick is not None:
-            verdicts = judge(cfg, pick, in_groups(rollouts, samples))
+            verdicts = judge(assembly, pick, in_groups(rollouts, samples))
             metrics |= picked_reward(rollouts, verdicts, samples=samples)
         if out is not None:
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
@@ -255,10 +203,10 @@ def evaluation_config(
     return load_evaluation_config(config, own), found.run
 
 
-def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
+def judge(assembly: Assembly, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
     """Score the responses to each prompt with another reward; the scores are in their order."""
     asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
-    with closing(assembly.build_other_reward(cfg, reward)) as pool:
+    with closing(build_other_reward(assembly, reward)) as pool:
         return list(chain.from_iterable(pool.score(asked)))
 
 
@@ -283,8 +231,11 @@ def check_room(longest: int, most: int, context: int) -> None:
     raise ConfigError(f"{why}: shorten that --prompt")
 
 
-def images_for(model: str) -> ImageStore:
+def images_for(model: str, tokenizer: PreTrainedTokenizerBase) -> ImageStore:
     """The images that a model is asked about.
+
+    Args:
+        tokenizer: of the model.
 
     Raises:
         ConfigError: it reads none.
@@ -293,7 +244,7 @@ def images_for(model: str) -> ImageStore:
         raise ConfigError(f"--image: {model} reads text alone; leave it out, or name another model")
     from oxrl.assembly.images import model_images  # questions of text do without
 
-    return model_images(model)
+    return model_images(model, tokenizer)
 
 
 def questions(
@@ -384,9 +335,9 @@ def run_generate(
         model = find_target(model, stack).model
         tokenizer = load_tokenizer(model)
         policy = load_policy(model, LoadOptions(device=device, seed=seed))
-        store = images_for(model) if images else None
+        store = images_for(model, tokenizer) if images else None
         asked = questions(prompts, tokenizer, store, images)
-        sampling = replace(sampling, stop_token_ids=assembly.stop_tokens(tokenizer, policy))
+        sampling = replace(sampling, stop_token_ids=stop_tokens(tokenizer, policy))
         requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
         longest = max(len(prompt.token_ids) for _, prompt in asked)
         room = _rotate(policy, model, longest + sampling.max_tokens)
@@ -394,9 +345,9 @@ def run_generate(
         check_room(longest, sampling.max_tokens, local.context)
         sampler: RolloutEngine = local
         if engine != "local":
-            cfg = _generation_config(model, engine, seed, room)
-            limits = assembly.Limits(None, sampling.stop_token_ids, room)
-            sampler = proved_sampler(cfg, policy, limits, len(tokenizer), stack)
+            assembly = Assembly(_generation_config(model, engine, seed, room))
+            limits = Limits(None, sampling.stop_token_ids, room)
+            sampler = proved_sampler(assembly, policy, limits, stack)
         stack.callback(sampler.close)
         completions = generate(sampler, requests, deadline_s=GENERATION_S)
     return [

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import yaml
 
-from oxrl.assembly import assembly
-from oxrl.assembly.answers import answering
+from oxrl.assembly.assemble import answering
+from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
+from oxrl.assembly.reward_pools import build_rewards
 from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config, load_evaluation_config, model_evaluation_config
 from oxrl.data.prompts import PromptDataset
@@ -75,20 +76,20 @@ def run_play(
         policy = load_policy(found, LoadOptions(device=device, seed=seed))
         # As in training: before a sampler fixes them by what the model's configuration allows.
         fix_rotations(policy, longest_row(found, cfg.model.max_length))
-        tokenizer = assembly.build_tokenizer(cfg)
-        images = assembly.build_images(cfg)
-        options = assembly.row_options(cfg, held_out=True)
+        assembly = Assembly(cfg)
+        tokenizer = assembly.tokenizer
+        options = assembly.row_options(held_out=True)
         asked = list(enumerate(PromptDataset.load(rows, tokenizer, options).in_order()))
         sampler = stack.enter_context(
-            closing(module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=images))
+            closing(module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=assembly.images))
         )
         scorer = None
         if cfg.reward.exists:
-            scorer = stack.enter_context(closing(assembly.build_rewards(cfg)))
-        stops = assembly.stop_tokens(tokenizer, policy)
-        limits = assembly.Limits(None, stops, sampler.context)
-        engine, judge = answering(cfg, sampler, scorer, limits, asked[0][1], stack, never)
-        wanted = assembly.training_sampling(cfg, stops, sampling.temperature)
+            scorer = stack.enter_context(closing(build_rewards(assembly)))
+        stops = stop_tokens(tokenizer, policy)
+        limits = Limits(None, stops, sampler.context)
+        engine, judge = answering(assembly, sampler, scorer, limits, asked[0][1], stack, never)
+        wanted = assembly.sampling(stops, sampling.temperature)
         wanted = replace(wanted, top_p=sampling.top_p, top_k=sampling.top_k)
         requests = make_requests(asked, samples=samples, sampling=wanted, run_seed=seed)
         completions = generate(engine, requests, deadline_s=cfg.run.waits.seconds["rollout"])

@@ -17,25 +17,22 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor
 
-from oxrl.assembly.assembly import training_ranks
-from oxrl.assembly.micro_batch import micro_batches_as_noted
-from oxrl.assembly.pins import review_inputs, with_pinned_inputs
-from oxrl.assembly.sharing import as_noted
+from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.pins import review_inputs
+from oxrl.assembly.settle import settle_as_noted
 from oxrl.checkpoint.saved import SavedEngines
 from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
+from oxrl.commands.train import train, training_ranks
 from oxrl.config import Config, load_config
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
-from oxrl.recipes import loop_of
+from oxrl.recipes.follower import Follower
 from oxrl.recipes.progress import P, Progress
-from oxrl.recipes.session import Session
 from oxrl.runs.directory import RunDirectory, is_run, recorded_config
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.recorder import Recorder
@@ -140,7 +137,7 @@ class ReplayedDirectory:
     path: Path
 
 
-class ReplaySession(Session):
+class ReplaySession(Follower):
     """The session of a replay: a checkpoint to begin at, a step to end at, no file.
 
     Args:
@@ -173,14 +170,6 @@ class ReplaySession(Session):
         self.recorder = cast(Recorder, keeps)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
     def restore(self, engines: SavedEngines, fresh: P) -> P:
         """Load the checkpoint to begin at."""
         found = self._checkpoint
@@ -211,11 +200,8 @@ class ReplaySession(Session):
         if self.stop:
             raise Interrupted(f"stopped by {self.stop.requested}; nothing was written")
 
-    def message(self, text: str) -> None: ...
     def work(self, what: str, done: int, total: int, *, unit: str, rate: float) -> None: ...
-    def dump(self, step: int, tensors: TensorMap) -> None: ...
     def keep_best(self, engine: TrainEngine, step: int) -> None: ...
-    def finish(self, step: int) -> None: ...
 
     def eval_due(self, before: int, step: int) -> bool:
         """Never."""
@@ -294,13 +280,11 @@ def go_through(
     samples_until = math.inf if last_samples is None else last_samples
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
-        here = as_noted(with_pinned_inputs(here, review.noted, ranks), directory)
-        here = micro_batches_as_noted(here, directory)
-        loop = import_module(loop_of(cfg)).train
+        here = settle_as_noted(here, review.noted, ranks, directory)
         session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
         with session:
             try:
-                loop(here, session)
+                train(Assembly(here, ranks), session)
             except Replayed:
                 pass
     return seen

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, islice
 from pathlib import Path
 
-from oxrl.assembly.assembly import build_rewards
+from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.reward_pools import build_rewards
 from oxrl.config.load_reward import load_reward_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
@@ -134,7 +135,7 @@ def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None
         raise DataError(f"{samples} is not there: only reinforcement learning records samples")
     cfg = load_reward_config(folder / "config.yaml", overrides)
     found = Comparison()
-    with closing(build_rewards(cfg)) as pool:
+    with closing(build_rewards(Assembly(cfg))) as pool:
         pool.start()
         scorer: GroupScorer = EpisodeScorer(pool) if cfg.environment.name else pool
         groups = stored_groups(samples, cfg.rollout.n_samples)

@@ -33,6 +33,7 @@ from oxrl.modelfiles.vision import model_config, vision_family
 from oxrl.redact import without_tokens
 from oxrl.runs.directory import differences
 from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF, NUMBERS
 from oxrl.tables.policy import ROWS, Row
@@ -157,6 +158,11 @@ def has_reference_model(cfg: Config) -> bool:
     if row.recipe == "preference":
         return row.moves_reference
     return row.kl != "none" and cfg.train.value(KL_COEFF) > 0 and not cfg.lora.rank
+
+
+def models_trained(cfg: Config) -> int:
+    """Count the models of the policy's size that training builds: with a critic and a reference."""
+    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
 
 
 def generates_answers(cfg: Config) -> bool:

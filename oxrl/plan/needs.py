@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
-from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
-from oxrl.modelfiles.dims import ModelDims, model_dims
+from oxrl.modelfiles.dims import ModelDims
 from oxrl.plan.memory import memory, on_cpu
-from oxrl.tables.cells import CRITIC
 
 # On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
 # transformers and a tokenizer; and what the system's allocator holds where tensors have been.
@@ -55,14 +53,3 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
         written -= 1
     checkpoints = min(cfg.run.keep_checkpoints + 1, written)
     return memory(cfg, dims).stored * checkpoints, checkpoints
-
-
-def model_bytes(cfg: Config) -> int:
-    """Count the bytes of the policy's weights; 0: unknown."""
-    dims = model_dims(cfg.model.name)
-    return 0 if dims is None else dims.parameters * cfg.model.weight_bytes
-
-
-def models_trained(cfg: Config) -> int:
-    """Count the models of the policy's size that training builds: with a critic and a reference."""
-    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)

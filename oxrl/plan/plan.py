@@ -6,13 +6,13 @@ from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.config.origins import told_origin
-from oxrl.config.reads import generates_answers
+from oxrl.config.reads import generates_answers, models_trained
 from oxrl.config.schema import Config
 from oxrl.errors import DataError, UnreachableError
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import memory, on_cpu, sync_bytes
-from oxrl.plan.needs import disk_needed, model_bytes, models_trained
+from oxrl.plan.needs import disk_needed
 from oxrl.plan.reference import reference_text
 from oxrl.runs.deadlines import PHASES, Phase
 
@@ -196,7 +196,7 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
 
 def _waits(cfg: Config) -> str:
     """Describe the longest wait of each phase, with the bytes of this model."""
-    weights = model_bytes(cfg)
+    weights = cfg.model.nbytes
     sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
     shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)

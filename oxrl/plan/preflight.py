@@ -7,15 +7,14 @@ Each check says in words what it found. It raises an `OxrlError` where the run c
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from rich.filesize import decimal
 
@@ -37,7 +36,6 @@ from oxrl.errors import (
     Interrupted,
     MissingExtraError,
     OxrlError,
-    RewardDefinitionError,
     UnreachableError,
 )
 from oxrl.modelfiles.builtin import is_builtin
@@ -48,28 +46,24 @@ from oxrl.modelfiles.hub import locate
 from oxrl.modelfiles.vision import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.plan.needs import disk_needed, memory_needed
-from oxrl.rewards.builtin import find_builtin
+from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.waiting import Patience
 from oxrl.tables.engines import SAMPLING_ENGINES
-from oxrl.tables.preference import METHODS
 from oxrl.tables.trackers import TRACKERS
-from oxrl.tables.user_code import REWARD
 from oxrl.tables.vision import VISION_FAMILIES
-from oxrl.types import Completion, Prompt
-from oxrl.usercode.locate import is_ours
+from oxrl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from oxrl.assembly.assembly import Assembly
     from oxrl_graders.judge.pool import JudgePool
 
 # Rows of each file that are rendered as the model will see them.
 RENDERED = 32
-# Prompts of each file that a reward is tried on, out of those.
-REHEARSED = 3
 # Rows of each file whose images are opened.
 LOOKED_AT = 1000
 # A larger file is not read to its end, in bytes: that takes longer than a mistake costs.
@@ -104,17 +98,15 @@ class Prepared:
     prompts: dict[str, list[Prompt]] = field(default_factory=dict[str, list[Prompt]])
     longest: int = 0
     pool: ScoringPool | None = None
+    _assembly: Assembly | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    def assembly_of(self, cfg: Config) -> Assembly:
+        """The parts of a run, which checks that need some share."""
+        from oxrl.assembly.assembly import Assembly  # torch, which other checks do without
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        if self._assembly is None or self._assembly.cfg is not cfg:
+            self._assembly = Assembly(cfg)
+        return self._assembly
 
     def close(self) -> None:
         """End the workers of the reward."""
@@ -203,12 +195,12 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
     if not sharing_is_read(cfg):
         return "this algorithm has neither groups nor pairs"
     # Imported here: other recipes try nothing.
-    from oxrl.assembly.sharing import decided, told
+    from oxrl.assembly.settle import decide_sharing, describe_sharing
 
     if not open_choice(cfg):
         how = "once for all responses" if cfg.train.share_prefix else "once per response"
         return f"read {how}, as train.share_prefix says"
-    return told(decided(_as_it_is_here(cfg))).removeprefix("each prompt is ")
+    return describe_sharing(decide_sharing(_as_it_is_here(cfg))).removeprefix("each prompt is ")
 
 
 def _as_it_is_here(cfg: Config) -> Config:
@@ -224,10 +216,8 @@ def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the device that was asked for is here; with Ray other machines have it."""
     if cfg.run.device != "cuda":
         return cfg.run.device
-    from oxrl.assembly.assembly import choose_device  # torch, as below
-
     try:
-        return str(choose_device(cfg))
+        return str(prepared.assembly_of(cfg).device)
     except ConfigError:
         if "run.ray_address" not in fields_read(cfg):
             raise
@@ -236,10 +226,10 @@ def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the tokenizer can be loaded and has a chat template."""
-    from oxrl.assembly.assembly import build_tokenizer
+    from oxrl.assembly.assembly import Assembly  # torch, as below
     from oxrl.data.chat import ChatEncoder
 
-    tokenizer = build_tokenizer(_as_it_is_here(cfg))
+    tokenizer = Assembly(_as_it_is_here(cfg)).tokenizer
     ChatEncoder(tokenizer)
     prepared.tokenizer = tokenizer
     template = cfg.model.chat_template or "its own chat template"
@@ -268,7 +258,9 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
     if prepared.tokenizer is None:
         # Which tokens stand for actions follows from the tokenizer, which the hub may be asked for.
         cfg = cfg.model_copy(update={"action": ActionConfig()})
-    dataset, options = rows_of(cfg, name, held_out=held_out)
+    from oxrl.assembly.assembly import rows_of  # torch, as above
+
+    dataset, options = rows_of(prepared.assembly_of(cfg), held_out=held_out)
     rows, wordiest = _read_all(path, dataset, options)
     if prepared.tokenizer is None:
         return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
@@ -312,49 +304,9 @@ def _read_all(
     return told, [row for _, _, row in wordiest]
 
 
-def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
-    """Return the dataset that the recipe of a run reads a data file as, and its options.
-
-    Args:
-        name: of the file.
-        held_out: it is that of `data.eval`.
-    """
-    # Imported where a recipe reads them: preferences bring torch.
-    from oxrl.assembly.assembly import row_options
-
-    recipe = cfg.recipe
-    if recipe == "rl" or (recipe == "rejection" and not held_out):
-        from oxrl.data.prompts import PromptDataset
-
-        return PromptDataset, row_options(cfg, held_out, _longest_prompt(cfg))
-    if recipe in ("supervised", "rejection"):
-        from oxrl.data.conversations import ConversationDataset
-
-        return ConversationDataset, row_options(cfg, held_out)
-    if cfg.train.alg_name == "process_reward_model":
-        from oxrl.data.steps import StepDataset
-
-        return StepDataset, row_options(cfg, held_out)
-    from oxrl.data.preferences import PreferenceDataset
-    from oxrl.recipes.preference import holds_singles
-
-    unpaired = False
-    if recipe == "preference":
-        unpaired = holds_singles(cfg) if held_out else METHODS[cfg.train.alg_name].unpaired
-    return PreferenceDataset, row_options(cfg, held_out, unpaired=unpaired)
-
-
-def _longest_prompt(cfg: Config) -> int | None:
-    """Count the tokens of the longest prompt that leaves room for a response, if that is known."""
-    if cfg.data.max_prompt_tokens is not None:
-        return cfg.data.max_prompt_tokens
-    context = cfg.model.context_length
-    return None if context is None else context - cfg.rollout.max_tokens
-
-
 def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the reward can be loaded, and scores prompts of the data."""
-    from oxrl.assembly.assembly import build_rewards
+    from oxrl.assembly.reward_pools import build_rewards
 
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
@@ -362,7 +314,7 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
         return "none is asked: rollout.from_samples has its scores"
     if not cfg.reward.exists:
         return "none: the environment rewards"
-    prepared.pool = build_rewards(cfg)
+    prepared.pool = build_rewards(prepared.assembly_of(cfg))
     told: list[str] = []
     known = True
     for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
@@ -405,35 +357,6 @@ def _find_judge(pool: SinglePool) -> str:
     return f"{pool.name} answers; no verdict is asked for before a run"
 
 
-def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:
-    """Try a reward that has started on some prompts of a file, before anything depends on it.
-
-    Raises:
-        RewardDefinitionError: it, or a part of it, scores none of them, whatever the completion.
-        Stopped: a signal asked to stop.
-    """
-    for one in pool.pools:
-        one.rehearse(prompts, patience)
-        if is_ours(REWARD, one.name) and find_builtin(one.name).tried and prompts:
-            _try_built_in(one, prompts, patience)
-
-
-def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience) -> None:
-    groups = [(prompt, [_answered(prompt)]) for prompt in prompts]
-    scores = [score for group in pool.score(groups, patience) for score in group]
-    if all(score.value is None for score in scores):
-        raise RewardDefinitionError(
-            f"{pool.field}.name={pool.name}: it can score none of {len(prompts)} prompts of "
-            f'the data: {scores[0].reason}. math and exact compare with "answer", a column of the '
-            "data: add that, or choose another reward"
-        )
-
-
-def _answered(prompt: Prompt) -> Completion:
-    """Make up a completion that states the right answer."""
-    return Completion(segments=(), text=f"#### {prompt.answer}", finish_reason="stop")
-
-
 def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the environment can be loaded, and begins an episode on a prompt of the data."""
     name = cfg.environment.name
@@ -444,12 +367,12 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
     prompts = [prompt for found in prepared.prompts.values() for prompt in found]
     if not prompts:
         raise Unknown("without prompts of the data no episode can begin")
-    from oxrl.assembly.assembly import build_images
     from oxrl.assembly.episode_wiring import begun, environment_pool, image_names
     from oxrl.data.messages import images_of
 
     with closing(environment_pool(cfg)) as pool:
-        opened = begun(name, pool.start(prompts[0], patience), image_names(name, build_images(cfg)))
+        named = image_names(name, prepared.assembly_of(cfg).images)
+        opened = begun(name, pool.start(prompts[0], patience), named)
     shown = images_of(opened.messages)
     told = f" and {len(shown)} images" if shown else ""
     return f"{name}, began an episode with {len(opened.tools)} tools{told}"

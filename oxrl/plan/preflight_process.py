@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ def serve(fd: int) -> None:
     import_model_classes()  # before anything below imports them
     from oxrl.plan.preflight import Prepared
 
-    with Prepared() as prepared:
+    with closing(Prepared()) as prepared:
         replies.answer_all(partial(_reply, prepared))
 
 

@@ -27,18 +27,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from oxrl.assembly.assembly import DTYPES, choose_device, price_of_a_cut, tokens_at_once
-from oxrl.config import Config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.train.micro_batches import group_micro_batches, micro_batches
-from oxrl.modelfiles.dims import ModelDims, model_dims
+from oxrl.modelfiles.dims import ModelDims
 from oxrl.models.flops import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.models.prefix_layout import groups_of, worth_packing
-from oxrl.recipes.objective import Objective
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.clock import Clock
-from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
-from oxrl.tables.numbers import KL_COEFF
+from oxrl.runs.machine import MachineSpeed
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
 
 CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
@@ -336,49 +331,3 @@ class Ledger:
         self._useful = 0.0
         self._floors.clear()
         return found
-
-
-def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
-    """The ledger of a run.
-
-    Args:
-        objective: what is asked before the update.
-        clock: tells what a step took.
-        shared: sampler and trainer use one copy of the weights.
-    """
-    train = cfg.train
-    kl = train.row.kl.startswith("loss_") and train.value(KL_COEFF) > 0
-    same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
-    asks_more = bool(objective.want_before)
-    ledger = Ledger(
-        LedgerInputs(
-            work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
-            speed=speed_of(cfg),
-            optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
-            + WITHOUT_MASTERS * (train.master_weights == "none"),
-            budget=tokens_at_once(cfg),
-            price=price_of_a_cut(cfg),
-            ranks=1 if train.backend == "local" else cfg.run.training_gpus,
-            share_prefix=train.share_prefix is True,
-            asked_before=objective.old_logprobs == "recompute" or asks_more,
-            old_known=same and not asks_more,
-            all_learn=kl or train.entropy_coeff != 0,
-            samples=cfg.rollout.from_samples is None,
-        )
-    )
-    clock.derive(ledger.against_floor)
-    return ledger
-
-
-def speed_of(cfg: Config) -> MachineSpeed | None:
-    """Of the device that a run of one process computes on; None where it has several."""
-    if cfg.train.backend != "local" or cfg.samplers:
-        return None
-    return machine_speed(choose_device(cfg), DTYPES[cfg.model.dtype])
-
-
-def note_machine(cfg: Config) -> None:
-    """Write into environment.json how fast the machine is, for a run that has a ledger."""
-    speed = speed_of(cfg) if cfg.recipe == "rl" else None
-    if speed is not None:
-        note_speed(cfg.run.directory, speed)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.config.sections.train import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.errors import RewardError, required
 from oxrl.functional.advantage_inputs import AdvantageInputs, Estimator
@@ -19,6 +18,7 @@ from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.recipes.policy_loss import find_gate
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
+from oxrl.tables.policy import Algorithm
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
 
 if TYPE_CHECKING:
@@ -29,39 +29,32 @@ if TYPE_CHECKING:
 LOGPROBS: Want = frozenset({"logprobs"})
 
 
-class Models(NamedTuple):
-    """Who is asked about rollouts before the update; no reference where no KL is taken."""
-
-    policy: TrainEngine
-    reference: Scorer | None
-
-
 class Objective:
     """The cells of a row as functions, looked up once, their numbers bound.
 
     Args:
-        train: the section `train` of the config: the row and its numbers.
+        algorithm: the row and its numbers.
         features: of the row.
         max_tokens: longest response, what `fixed_length` divides by unless told otherwise.
     """
 
     def __init__(
-        self, train: TrainConfig, features: Sequence[Feature] = (), *, max_tokens: int
+        self, algorithm: Algorithm, features: Sequence[Feature] = (), *, max_tokens: int
     ) -> None:
-        row = train.row
+        row = algorithm.row
         self.features = features
         estimate = find_advantage(row.advantage)
-        self.advantage = partial(estimate, **train.numbers("advantage", row.advantage))
+        self.advantage = partial(estimate, **algorithm.numbers("advantage", row.advantage))
         self.ratio = RATIOS[row.ratio]
         self.ratio_to_sampler = row.denominator == "rollout"
-        self.gate = partial(find_gate(row.gate), **train.numbers("gate", row.gate))
-        weights_numbers = train.numbers("weights", row.weights)
+        self.gate = partial(find_gate(row.gate), **algorithm.numbers("gate", row.gate))
+        weights_numbers = algorithm.numbers("weights", row.weights)
         if row.weights == "fixed_length":
-            weights_numbers = {"weights_length": train.value(WEIGHTS_LENGTH) or max_tokens}
+            weights_numbers = {"weights_length": algorithm.value(WEIGHTS_LENGTH) or max_tokens}
         self.weights = partial(WEIGHTS[row.weights], **weights_numbers)
-        self.mask_truncated = train.mask_truncated
-        self.entropy_coeff = train.entropy_coeff
-        kl_coeff = train.value(KL_COEFF)
+        self.mask_truncated = algorithm.mask_truncated
+        self.entropy_coeff = algorithm.entropy_coeff
+        kl_coeff = algorithm.value(KL_COEFF)
         self.subtracts_kl = row.kl.startswith("reward_") and kl_coeff > 0
         self.kl: LossKL | None = None
         if row.kl.startswith("loss_") and kl_coeff > 0:
@@ -70,9 +63,9 @@ class Objective:
             self.kl = LossKL(row.kl, kl_coeff)
 
         # Where the denominator of the ratio comes from: recompute, current, bypass, interpolated.
-        self.old_logprobs: str = train.old_logprobs
+        self.old_logprobs: str = algorithm.old_logprobs
         if self.old_logprobs == "auto":
-            self.old_logprobs = "current" if train.updates == 1 else "recompute"
+            self.old_logprobs = "current" if algorithm.updates == 1 else "recompute"
         for feature in features:
             self.old_logprobs = feature.old_logprobs or self.old_logprobs
 
@@ -83,8 +76,8 @@ class Objective:
         if row.correction != "none":
             from oxrl.recipes.sampler_correction import bind_correction, correction_level
 
-            self.correction = bind_correction(train, features)
-            self.correction_level = correction_level(train)
+            self.correction = bind_correction(algorithm, features)
+            self.correction_level = correction_level(algorithm)
 
         self.want: Want = frozenset({"logprobs", "entropy"})
         self.want_before: Want = frozenset()
@@ -168,7 +161,8 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
 
 def prepare_update(
     objective: Objective,
-    models: Models,
+    policy: TrainEngine,
+    reference: Scorer | None,
     rollouts: RolloutBatch,
     *,
     kl_coeff: float,
@@ -178,6 +172,7 @@ def prepare_update(
     """Everything that the updates on a rollout batch read, from one forward pass per model.
 
     Args:
+        policy, reference: who is asked about the rows; None where no KL is taken.
         kl_coeff: of the KL in the reward, where the row subtracts one.
         seed: of random choices over the whole batch.
         version: of the policy's weights, before the first update.
@@ -187,13 +182,13 @@ def prepare_update(
     old: Tensor | None = None
     ref: Tensor | None = None
     if objective.old_logprobs == "recompute" or objective.want_before:
-        said = rollouts.inputs.said_by(models.policy.forward, LOGPROBS | objective.want_before)
+        said = rollouts.inputs.said_by(policy.forward, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
         old = required(said, "old log-probabilities").logprobs
     elif objective.old_logprobs == "bypass":
         old = rollouts.rollout_logprobs
-    if models.reference is not None:
-        found = rollouts.inputs.said_by(models.reference.forward, LOGPROBS)
+    if reference is not None:
+        found = rollouts.inputs.said_by(reference.forward, LOGPROBS)
         ref = required(found.logprobs, "logprobs")
 
     # Rewards relative to a group, a baseline or a critic.

@@ -7,19 +7,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from torch import nn
-
-from oxrl.assembly.assembly import build_images, build_tokenizer, build_trainer
-from oxrl.config import Config
 from oxrl.data.dataset import Dataset, Identified
-from oxrl.data.order import open_rows
+from oxrl.data.order import RowSource
 from oxrl.engines.train.base import TrainEngine
-from oxrl.recipes.early_stopping import note_score
+from oxrl.engines.train.trainer import Trainer
 from oxrl.recipes.progress import Progress
 from oxrl.recipes.session import Session
-from oxrl.types import Metrics
+from oxrl.types import Images, Metrics
 
 log = logging.getLogger(__name__)
 Unit = TypeVar("Unit", bound=Identified)
@@ -36,28 +32,27 @@ class RowsProgress(Progress):
     best: float | None = None
 
 
+@dataclass(kw_only=True)
 class Learner(ABC, Generic[Unit]):
     """A model that learns from rows, and what its recipe adds to the loop.
 
-    engines: subdirectory of a checkpoint -> engine; "." is the one that learns. best_metric: of an
-    evaluation, decides which weights `run.keep_best` keeps.
+    engine: of the model. session: of the run. pad_id: what rows are padded with. images: those of
+    the rows; None: they have none. rows_per_step: read at once in evaluations too. best_metric: of
+    an evaluation, decides which weights `run.keep_best` keeps.
     """
 
-    best_metric = "eval/accuracy"
-    lower_is_better = False
+    engine: Trainer
+    session: Session
+    pad_id: int
+    images: Images
+    rows_per_step: int
+    best_metric: str = "eval/accuracy"
+    lower_is_better: bool = False
 
-    def __init__(self, cfg: Config, session: Session, model: nn.Module) -> None:
-        self.cfg = cfg
-        self.session = session
-        self.tokenizer = build_tokenizer(cfg)
-        self.images = build_images(cfg)
-        self.engine = build_trainer(cfg, model, self.tokenizer, ranks=session.ranks)
-        self.engines: dict[str, TrainEngine] = {".": self.engine}
-        self.pad_id = int(self.tokenizer.pad_token_id)  # pyright: ignore
-
-    @abstractmethod
-    def load(self, path: str, *, held_out: bool) -> Dataset[Unit]:
-        """The rows of a data file, or of data.eval."""
+    @property
+    def engines(self) -> dict[str, TrainEngine]:
+        """Subdirectory of a checkpoint -> engine; "." is the one that learns."""
+        return {".": self.engine}
 
     @abstractmethod
     def update(self, units: list[Unit], step: int, memory: Memory) -> Stepped:
@@ -68,59 +63,64 @@ class Learner(ABC, Generic[Unit]):
         """How the weights as they are do on other rows."""
 
 
-def learn(cfg: Config, session: Session, learner: Learner[Unit]) -> None:
+class OfflineMachine(NamedTuple, Generic[Unit]):
+    """A run that learns from rows, put together; `oxrl.assembly.assemble_offline` does that.
+
+    rows: of `data.train`, in an order that `seed` decides. held_out: None without `data.eval`.
+    steps: optimizer steps. keep_best: the best weights of all evaluations are kept.
+    """
+
+    learner: Learner[Unit]
+    rows: RowSource[Unit]
+    held_out: Dataset[Unit] | None
+    seed: int
+    steps: int
+    keep_best: bool
+
+
+def train(machine: OfflineMachine[Unit], session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if any."""
-    per_step = cfg.data.rows_per_step
-    data = open_rows(
-        cfg.data.train, lambda path: learner.load(path, held_out=False), per_step=per_step
-    )
-    held_out = None
-    if cfg.data.eval is not None:
-        held_out = learner.load(cfg.data.eval, held_out=True)
+    learner = machine.learner
     progress = session.restore(learner.engines, RowsProgress())
     forget_lost_best(session, progress)
     if progress.line:  # a signal came while this step was evaluated
-        finish_step(session, learner, held_out, progress, 0)
-    while progress.step < cfg.run.steps and not progress.good_enough:
+        finish_step(machine, session, progress, 0)
+    while progress.step < machine.steps and not progress.good_enough:
         # The rows of this step are a function of the step and the seed alone.
-        draws = range(progress.draw, progress.draw + per_step)
-        units = [data.at(draw, seed=cfg.run.seed) for draw in draws]
+        draws = range(progress.draw, progress.draw + learner.rows_per_step)
+        units = [machine.rows.at(draw, seed=machine.seed) for draw in draws]
         before = progress.step
         with session.clock.phase("time/update_s"):
             metrics, tokens = learner.update(units, before + 1, progress.memory)
         progress.step += 1
-        progress.draw += per_step
+        progress.draw = draws.stop
         progress.line = metrics
         progress.tokens = tokens
-        finish_step(session, learner, held_out, progress, before)
+        finish_step(machine, session, progress, before)
     session.finish(progress.step)
 
 
 def finish_step(
-    session: Session,
-    learner: Learner[Unit],
-    held_out: Dataset[Unit] | None,
-    progress: RowsProgress,
-    before: int,
+    machine: OfflineMachine[Unit], session: Session, progress: RowsProgress, before: int
 ) -> None:
     """Evaluate where it is time for that, write the step's line, save where it is time."""
-    if held_out is not None and session.eval_due(before, progress.step):
+    learner = machine.learner
+    if machine.held_out is not None and session.eval_due(before, progress.step):
         with (
             session.clock.phase("time/eval_s"),
             session.saved_if_stopped(learner.engines, progress),
         ):
-            found = learner.evaluate(LookedAt(held_out, session))
+            found = learner.evaluate(LookedAt(machine.held_out, session))
         progress.line = progress.line | found
         score = found[learner.best_metric]
-        note_score(learner.cfg, session, progress, score, lower=learner.lower_is_better)
-        if learner.cfg.run.keep_best:
+        session.note_score(progress, score, lower=learner.lower_is_better)
+        if machine.keep_best:
             keep_best(session, learner, progress, score)
     session.record_line(progress)
     session.boundary(learner.engines, progress)
 
 
-@dataclass(frozen=True)
-class LookedAt(Generic[Unit]):
+class LookedAt(NamedTuple, Generic[Unit]):
     """Held-out rows; between two batches of them the session looks for a signal."""
 
     rows: Dataset[Unit]

@@ -1,57 +1,36 @@
-"""What a run holds open from its beginning to its end: directory, records, console, trackers."""
+"""What a run looks at, and what it tells, when it begins."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from oxrl.assembly.pins import review_inputs
+from oxrl.checkpoint.origin import Origin
+from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.config import Config, dump_config
 from oxrl.config.origins import told_origin
 from oxrl.config.reward_options import CODE
-from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.plan.reference import reference_text
 from oxrl.runs.checkpoints import list_checkpoints
-from oxrl.runs.console import Console, run_logging
+from oxrl.runs.console import Console
 from oxrl.runs.directory import RunDirectory, open_run
-from oxrl.runs.health import Health
-from oxrl.runs.recorder import Recorder
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.trackers.mirrors import Trackers
+from oxrl.runs.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """Everything a session works with that has to be closed, and what it reads signs of trouble
-    from.
-    """
-
-    run: RunDirectory
-    stop: StopRequest
-    recorder: Recorder
-    health: Health
-    console: Console
-    trackers: Trackers
-
-
-def open_session(
-    cfg: Config, stack: ExitStack, *, resume: bool, accept: Sequence[str] = ()
-) -> Opened:
-    """Open the run directory first, then what writes into it.
+def open_directory(cfg: Config, *, resume: bool, accept: Sequence[str] = ()) -> RunDirectory:
+    """The directory of a run, with what its inputs and its machine are noted there.
 
     Args:
-        stack: closes everything, the directory last.
         resume: go on in a directory that has a run.
         accept: fields that may differ from those of that run.
     """
-    directory = open_run(
+    return open_run(
         cfg.run.directory,
         dump_config(cfg),
         resume=resume,
@@ -60,26 +39,24 @@ def open_session(
         noted=_noted_of_sandbox(cfg),
         is_finished=_is_finished,
     )
-    run = stack.enter_context(directory)
-    stack.enter_context(run_logging(run.path / "run.log", cfg.run.console))
-    run.log_remarks()
-    stop = stack.enter_context(StopRequest())
-    recorder = stack.enter_context(Recorder(run))
-    health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
-    console = stack.enter_context(Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console))
-    trackers = stack.enter_context(Trackers(run, cfg.run.shown_in))
-    if not run.finished:
-        for text in _announced(cfg, anew=resume and not list_checkpoints(run.checkpoints)):
-            log.info(text)
-            console.message(text)
-    return Opened(
-        run=run,
-        stop=stop,
-        recorder=recorder,
-        health=health,
-        console=console,
-        trackers=trackers,
+
+
+def new_saver(cfg: Config, ranks: Ranks, *, say: Callable[[str], None]) -> Saver:
+    """Make what writes the checkpoints of a run.
+
+    Args:
+        say: tells the user something.
+    """
+    origin = Origin(
+        run=cfg.run.directory, model=cfg.model.name, dtype=cfg.model.dtype, seed=cfg.run.seed
     )
+    saving = SavingOptions(
+        background=cfg.run.async_checkpoints,
+        waits=cfg.run.waits,
+        origin=origin,
+        first_refers=cfg.run.first_checkpoint == "reference",
+    )
+    return Saver(ranks, saving, say=say)
 
 
 def _is_finished(run: Path, steps: int) -> tuple[bool, str]:
@@ -95,14 +72,15 @@ def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
     return {noted.name: noted.load()() for noted in entry_points(group="oxrl.machine_notes")}
 
 
-def _announced(cfg: Config, *, anew: bool) -> Iterator[str]:
-    """What is told before a run: models that a default or the name of a run asked for, and that a
-    resume finds nothing to go on from.
-
-    Args:
-        anew: it does.
+def announce(cfg: Config, run: RunDirectory, console: Console, *, resume: bool) -> None:
+    """Tell what is to be known before a run: models that a default or the name of a run asked for,
+    and that a resume finds nothing to go on from.
     """
-    if anew:
-        yield f"{cfg.run.directory} has no checkpoint to go on from: it starts anew"
-    told = {"policy": told_origin(cfg.model.name), "reference": reference_text(cfg)}
-    yield from (f"{what}: {text}" for what, text in told.items() if text)
+    told: list[str] = []
+    if resume and not list_checkpoints(run.checkpoints):
+        told.append(f"{cfg.run.directory} has no checkpoint to go on from: it starts anew")
+    models = {"policy": told_origin(cfg.model.name), "reference": reference_text(cfg)}
+    told += [f"{what}: {text}" for what, text in models.items() if text]
+    for text in [] if run.finished else told:
+        log.info(text)
+        console.message(text)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oxrl.assembly.assembly import build_images
-from oxrl.config import Config
 from oxrl.data.preferences import Judged, to_preference_batch
 from oxrl.engines.train.base import Scorer
 from oxrl.engines.train.trainer import Trainer
@@ -89,23 +87,6 @@ class PreferenceObjective:
             own = {self.method: 1.0}
         parts = [(method, weight, self.numbers) for method, weight in own.items()]
         return parts + [(METHODS[name], weight, {}) for name, weight in self.mix.items()]
-
-
-def build_objective(
-    cfg: Config, policy: Trainer, moving_reference: Trainer | None, pad_id: int
-) -> PreferenceObjective:
-    """The objective of `train.alg_name`, with the numbers of `train`."""
-    method = METHODS[cfg.train.alg_name]
-    read = (*method.reads, *method.around)
-    return PreferenceObjective(
-        method=method,
-        numbers={number.name: cfg.train.value(number) for number in read},
-        mix=cfg.train.mix,
-        policy=policy,
-        moving_reference=moving_reference,
-        pad_id=pad_id,
-        images=build_images(cfg),
-    )
 
 
 def part_loss(

@@ -38,3 +38,8 @@ class RolloutProgress(Progress):
 
 
 P = TypeVar("P", bound=Progress)
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after]; 0 means never."""
+    return every > 0 and after // every > max(before, 0) // every

@@ -4,41 +4,31 @@ update.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from oxrl.assembly.assembly import load_critic_to_train, row_options
-from oxrl.config import Config
-from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
-from oxrl.data.steps import StepDataset, Steps, to_step_batch
+from oxrl.data.preferences import Judged, to_preference_batch
+from oxrl.data.steps import Steps, to_step_batch
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped, learn
-from oxrl.recipes.session import Session
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
 from oxrl.recipes.step import apply_step
-from oxrl.tables.numbers import CENTER_COEFF
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
 
 
-def train(cfg: Config, session: Session) -> None:
-    """Score completions, or their steps, as the rows of `data.train` judge them."""
-    model = load_critic_to_train(cfg)
-    if cfg.train.alg_name == "process_reward_model":
-        model.kind = "process"
-        learn(cfg, session, ProcessLearner(cfg, session, model))
-    else:
-        model.kind = "outcome"
-        learn(cfg, session, OutcomeLearner(cfg, session, model))
-
-
+@dataclass(kw_only=True)
 class OutcomeLearner(Learner[Judged]):
-    """One score per completion, learned from pairs."""
+    """One score per completion, learned from pairs.
 
-    def load(self, path: str, *, held_out: bool) -> PreferenceDataset:
-        return PreferenceDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
+    center_coeff: of the penalty that keeps scores near 0.
+    """
+
+    center_coeff: float
 
     def update(self, units: list[Judged], step: int, memory: Memory) -> Stepped:
         batch = to_preference_batch(units, self.pad_id, images=self.images)
@@ -54,13 +44,13 @@ class OutcomeLearner(Learner[Judged]):
             scores[1::2],
             batch.loss_weights,
             batch.extras["margins"],
-            center_coeff=self.cfg.train.value(CENTER_COEFF),
+            center_coeff=self.center_coeff,
         )
 
     def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
         """How often the better completion scores higher (a tie counts half), and by how much."""
         found: list[Tensor] = []
-        for units in held_out.batches(self.cfg.data.rows_per_step):
+        for units in held_out.batches(self.rows_per_step):
             inputs = to_preference_batch(units, self.pad_id, images=self.images).inputs
             scores = required(self.engine.forward(inputs, WANT).bootstrap, "model output")
             found.append(scores[0::2] - scores[1::2])
@@ -72,9 +62,6 @@ class OutcomeLearner(Learner[Judged]):
 class ProcessLearner(Learner[Steps]):
     """One score per step, learned from judged steps."""
 
-    def load(self, path: str, *, held_out: bool) -> StepDataset:
-        return StepDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
-
     def update(self, units: list[Steps], step: int, memory: Memory) -> Stepped:
         batch = to_step_batch(units, self.pad_id, images=self.images)
         metrics = apply_step(self.engine, self.session, batch, step_loss, WANT, step=step)
@@ -85,7 +72,7 @@ class ProcessLearner(Learner[Steps]):
         """How often a step is judged right, and how often the commoner verdict would be."""
         verdicts: list[Tensor] = []
         labels: list[Tensor] = []
-        for units in held_out.batches(self.cfg.data.rows_per_step):
+        for units in held_out.batches(self.rows_per_step):
             batch = to_step_batch(units, self.pad_id, images=self.images)
             ends = batch.inputs.response_mask
             values = required(self.engine.forward(batch.inputs, WANT).values, "model output")

@@ -8,12 +8,13 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from oxrl.assembly.assemble import RLSetup
-from oxrl.config import Config
+from oxrl.data.batching import check_first_ratio
 from oxrl.data.sample_record import SampleLine, sample_line
 from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
@@ -24,7 +25,7 @@ from oxrl.functional.metrics import (
     policy_metrics,
     staleness_metrics,
 )
-from oxrl.recipes.early_stopping import note_score
+from oxrl.recipes.machine import Machine
 from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.progress import RolloutProgress
 from oxrl.recipes.session import Session
@@ -32,54 +33,54 @@ from oxrl.recipes.step import gradients, named_tensors
 from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.seeds import stable_seed
-from oxrl.tables.numbers import KL_COEFF
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 
-def train(cfg: Config, session: Session) -> None:
+def train(machine: Machine, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint on."""
-    setup = RLSetup(cfg, session.clock, session.stopping, session.pool)
-    session.closing(setup.close)
-    progress = session.restore(setup.saved, RolloutProgress(kl_coeff=cfg.train.value(KL_COEFF)))
+    progress = session.restore(machine.saved, RolloutProgress(kl_coeff=machine.kl_coeff))
     if progress.line:  # a signal came while this step was evaluated
-        finish_step(cfg, setup, session, progress, 0)
-    while progress.step < cfg.run.steps and not progress.good_enough:
+        finish_step(machine, session, progress, 0)
+    while progress.step < machine.steps and not progress.good_enough:
         before = progress.step
 
         # The sampler gets the weights just trained and proves that it holds them; then it samples
         # a group of responses to every prompt, and the reward scores them.
-        if setup.source.idle:
+        if machine.source.idle:
             with session.clock.phase("time/rollout_s"):
-                setup.delivery.deliver(before)
-        with session.saved_if_stopped(setup.saved, progress):
-            sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
-        delivered = setup.delivery.remember(sampled.rollouts)
+                machine.delivery.deliver(before)
+        with session.saved_if_stopped(machine.saved, progress):
+            sampled = machine.source.next(progress.draw, step=before, stop=session.stopping)
+        delivered = machine.delivery.remember(sampled.rollouts)
 
         # The rows that can be learned from; what every model says of them before the update.
-        rows = trainable_rows(sampled, setup.row_rules, version=before)
+        rows = trainable_rows(sampled, machine.row_rules, version=before)
         rollouts = rows.batch
-        for feature in setup.features:
+        for feature in machine.features:
             rollouts = feature.on_rollouts(rollouts)
-        seed = stable_seed("selection", cfg.run.seed, progress.rollout_step)
+        seed = stable_seed("selection", machine.seed, progress.rollout_step)
         with session.clock.phase("time/logprobs_s"):
             batch = prepare_update(
-                setup.objective,
-                setup.models,
+                machine.objective,
+                machine.policy,
+                machine.reference,
                 rollouts,
                 kl_coeff=progress.kl_coeff,
                 seed=seed,
                 version=before,
             )
-        setup.ledger.count_before_update(sampled, rollouts, batch)
-        record_samples(cfg, session, sampled, rows, batch)
+        machine.ledger.count_before_update(sampled, rollouts, batch)
+        record_samples(machine, session, sampled, rows, batch)
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
-        parts = minibatches(cfg, batch, rollout_step=progress.rollout_step)
+        parts = minibatches(machine, batch, rollout_step=progress.rollout_step)
         shared = batch_metrics(rows.batch, rollouts, batch, progress)
-        for feature in setup.features:
+        for feature in machine.features:
             shared |= feature.steer(batch, progress)
         trained = len(torch.cat(parts).unique())
-        shared |= delivered | count_step(setup, progress, sampled, rows, trained)
+        shared |= delivered | sample_metrics(
+            progress.samples, sampled, rows, trained=trained, in_flight=machine.source.in_flight
+        )
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for index, part in enumerate(parts):
@@ -87,66 +88,63 @@ def train(cfg: Config, session: Session) -> None:
                 session.record_line(progress)
             step = before + index + 1
             with session.clock.phase("time/update_s"):
-                metrics = update(setup, session, batch, part, step=step, first=index == 0)
+                metrics = update(machine, session, batch, part, step=step, first=index == 0)
             progress.step = step
             progress.line = shared | metrics
             progress.tokens = shared["data/tokens"] / len(parts)
-        for feature in setup.features:
+        for feature in machine.features:
             feature.after_updates(before, progress.step)
-        finish_step(cfg, setup, session, progress, before)
+        finish_step(machine, session, progress, before)
     session.finish(progress.step)
 
 
-def finish_step(
-    cfg: Config, setup: RLSetup, session: Session, progress: RolloutProgress, before: int
-) -> None:
+def finish_step(machine: Machine, session: Session, progress: RolloutProgress, before: int) -> None:
     """Evaluate where it is time for that, write the step's line, save where it is time."""
     found: Metrics = {}
-    if setup.held_out is not None and session.eval_due(before, progress.step):
+    if machine.evaluation is not None and session.eval_due(before, progress.step):
         from oxrl.recipes.evaluation import evaluate  # a run without data.eval does without
 
-        with session.saved_if_stopped(setup.saved, progress):
-            found = evaluate(cfg, setup, session, setup.held_out, progress.step)
-    note_score(cfg, session, progress, found.get("eval/reward"))
+        with session.saved_if_stopped(machine.saved, progress):
+            found = evaluate(machine, session, machine.evaluation, progress.step)
+    session.note_score(progress, found.get("eval/reward"))
     progress.line = progress.line | found
     session.record_line(progress)
-    session.boundary(setup.saved, progress)
+    session.boundary(machine.saved, progress)
 
 
 def record_samples(
-    cfg: Config, session: Session, sampled: RolloutStep, rows: TrainableRows, batch: PolicyBatch
-) -> None:
-    """Write every sample, with its advantage where it is trained on."""
-    step = sampled.step
-    means = masked_mean(batch.advantages, batch.inputs.response_mask, dim=1).tolist()
-    advantages = dict(zip(rows.places, means, strict=True))
-    lines: list[SampleLine] = []
-    for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines)):
-        lines.append(sample_line(rollout, step=step, advantage=advantages.get(place)))
-    session.recorder.record_samples(lines)
-    if cfg.run.record == "tokens":
-        session.recorder.record_rollouts(step, named_tensors(batch))
-
-
-def count_step(
-    setup: RLSetup,
-    progress: RolloutProgress,
+    machine: Machine,
+    session: Session,
     sampled: RolloutStep,
     rows: TrainableRows,
-    trained: int,
-) -> Metrics:
-    """What was sampled and what became of it."""
-    return sample_metrics(
-        progress.samples, sampled, rows, trained=trained, in_flight=setup.source.in_flight
-    )
+    batch: PolicyBatch,
+) -> None:
+    """Write every sample, with its advantage where it is trained on."""
+    means = masked_mean(batch.advantages, batch.inputs.response_mask, dim=1).tolist()
+    advantages = dict(zip(rows.places, means, strict=True))
+    write_samples(session, sampled, advantages)
+    if machine.keeps_tokens:
+        session.recorder.record_rollouts(sampled.step, named_tensors(batch))
 
 
-def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
+def write_samples(session: Session, sampled: RolloutStep, advantages: Mapping[int, float]) -> None:
+    """Write the line of every sample of a step.
+
+    Args:
+        advantages: of those that are trained on, by their place among the rollouts.
+    """
+    lines: list[SampleLine] = []
+    for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines)):
+        lines.append(sample_line(rollout, step=sampled.step, advantage=advantages.get(place)))
+    session.recorder.record_samples(lines)
+
+
+def minibatches(machine: Machine, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
     """Row indices of every optimizer step on a rollout batch: `epochs` passes of `minibatches`."""
     parts: list[Tensor] = []
-    for epoch in range(cfg.train.epochs):
-        seed = stable_seed(cfg.run.seed, rollout_step, epoch)
-        parts += split_by_group(batch.group_ids, cfg.train.minibatches, seed=seed)
+    for epoch in range(machine.epochs):
+        seed = stable_seed(machine.seed, rollout_step, epoch)
+        parts += split_by_group(batch.group_ids, machine.minibatches, seed=seed)
     return parts
 
 
@@ -172,7 +170,7 @@ def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
 
 
 def update(
-    setup: RLSetup, session: Session, batch: PolicyBatch, rows: Tensor, *, step: int, first: bool
+    machine: Machine, session: Session, batch: PolicyBatch, rows: Tensor, *, step: int, first: bool
 ) -> Metrics:
     """Optimizer step `step`, on `rows` of the rollout batch, of the policy and what else learns.
 
@@ -180,40 +178,40 @@ def update(
     inspection. A step with no trained token is not taken either: a zero gradient would still move
     Adam's momentum.
     """
-    part = minibatch(setup.objective, batch, rows)
+    part = minibatch(machine.objective, batch, rows)
     if not part.inputs.response_mask.any():
-        return refuse(setup) | {"data/empty_steps": 1.0}
+        return refuse(machine) | {"data/empty_steps": 1.0}
 
     # Gradients of every engine first, then all of them step or none does.
-    metrics = policy_gradients(setup, part, first=first)
-    for feature in setup.features:
+    metrics = policy_gradients(machine, part, first=first)
+    for feature in machine.features:
         added = None if metrics is None else feature.add_gradients(rows, part)
         metrics = None if metrics is None or added is None else metrics | added
     if metrics is None:
         session.dump(step, named_tensors(part))
-        return refuse(setup) | {"data/empty_steps": 0.0}
-    metrics |= setup.ledger.count_update(part)
-    if any(feature.holds_policy(step) for feature in setup.features):
-        stepped = setup.policy.skip_step() | {"update/skipped": 0.0}
+        return refuse(machine) | {"data/empty_steps": 0.0}
+    metrics |= machine.ledger.count_update(part)
+    if any(feature.holds_policy(step) for feature in machine.features):
+        stepped = machine.policy.skip_step() | {"update/skipped": 0.0}
     else:
-        stepped = setup.policy.optim_step()
+        stepped = machine.policy.optim_step()
     refused = bool(stepped["update/skipped"])
-    for feature in setup.features:
+    for feature in machine.features:
         stepped |= feature.optim_step(skip=refused)
     if stepped["update/skipped"]:
         session.dump(step, named_tensors(part))
     return metrics | stepped | {"data/empty_steps": 0.0}
 
 
-def refuse(setup: RLSetup) -> Metrics:
+def refuse(machine: Machine) -> Metrics:
     """Skip this step on every engine."""
-    metrics = setup.policy.skip_step()
-    for feature in setup.features:
+    metrics = machine.policy.skip_step()
+    for feature in machine.features:
         feature.optim_step(skip=True)
     return metrics
 
 
-def policy_gradients(setup: RLSetup, batch: PolicyBatch, *, first: bool) -> Metrics | None:
+def policy_gradients(machine: Machine, batch: PolicyBatch, *, first: bool) -> Metrics | None:
     """Add the policy's gradient.
 
     Args:
@@ -222,17 +220,15 @@ def policy_gradients(setup: RLSetup, batch: PolicyBatch, *, first: bool) -> Metr
     Returns:
         Metrics over the whole minibatch; None when something is not finite.
     """
-    objective = setup.objective
-    found = gradients(setup.policy, batch, objective.policy_loss, objective.want)
+    objective = machine.objective
+    found = gradients(machine.policy, batch, objective.policy_loss, objective.want)
     if not found.finite:
         return None
     logprobs = required(found.output.logprobs, "logprobs")
     mask = batch.inputs.response_mask
     old = start_of_update(logprobs, batch)
     if first and objective.old_logprobs == "recompute":
-        from oxrl.recipes.first_ratio import check_first_ratio
-
-        check_first_ratio(logprobs, old, mask, setup.ratio_tolerance)
+        check_first_ratio(logprobs, old, mask, machine.ratio_tolerance)
     about = policy_metrics(
         logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=found.output.entropy
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.config.sections.train import TrainConfig
 from oxrl.functional.corrections import CORRECTIONS, Correction, Level
 from oxrl.tables.numbers import CORRECTION_LEVEL
+from oxrl.tables.policy import Algorithm
 from oxrl.types import PolicyBatch
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ class SamplerCorrection:
     """The correction of a row, its numbers bound.
 
     Args:
-        train: the section `train` of the config: the row and its numbers.
+        algorithm: the row and its numbers.
         current_policy: judge the policy being updated, not the one before the update, and read the
             advantages.
     """
 
-    def __init__(self, train: TrainConfig, *, current_policy: bool) -> None:
-        name = train.row.correction
-        numbers = train.numbers("correction", name)
+    def __init__(self, algorithm: Algorithm, *, current_policy: bool) -> None:
+        name = algorithm.row.correction
+        numbers = algorithm.numbers("correction", name)
         self.weigh: Correction = partial(CORRECTIONS[name], **numbers)
         self.current_policy = current_policy
 
@@ -46,16 +46,16 @@ class SamplerCorrection:
         return self.weigh(old, rollout, mask)
 
 
-def bind_correction(train: TrainConfig, features: Sequence[Feature]) -> SamplerCorrection | None:
+def bind_correction(algorithm: Algorithm, features: Sequence[Feature]) -> SamplerCorrection | None:
     """What weighs tokens in the loss; None where a feature decides before the update."""
     if any(feature.corrects_whole_step for feature in features):
         return None
     current_policy = any(feature.corrects_current_policy for feature in features)
-    return SamplerCorrection(train, current_policy=current_policy)
+    return SamplerCorrection(algorithm, current_policy=current_policy)
 
 
-def correction_level(train: TrainConfig) -> Level | None:
+def correction_level(algorithm: Algorithm) -> Level | None:
     """Of the ratios that the correction's weights are; None where they are 0 or 1."""
-    if train.row.correction in ("truncate", "mask"):
-        return train.value(CORRECTION_LEVEL)
+    if algorithm.row.correction in ("truncate", "mask"):
+        return algorithm.value(CORRECTION_LEVEL)
     return None

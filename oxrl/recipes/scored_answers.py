@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from oxrl.config import Config
 from oxrl.data.batching import how_it_ended
 from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
@@ -18,6 +18,9 @@ from oxrl.rollouts.sync import make_requests, score_groups
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
+
+if TYPE_CHECKING:
+    from oxrl.data.prompts import PromptDataset
 
 Item = TypeVar("Item")
 
@@ -67,9 +70,9 @@ class ScoredSampler:
         return score_groups(self.scorer, sampled, patience, samples=self.samples)
 
 
-def evaluation_seed(cfg: Config) -> int:
+def evaluation_seed(run_seed: int) -> int:
     """The seed of every evaluation of a run."""
-    return stable_seed("evaluation", cfg.run.seed)
+    return stable_seed("evaluation", run_seed)
 
 
 def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
@@ -104,6 +107,30 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
         metrics[f"eval/best@{k}"] = float(best_at_k(rewards, k=k).mean())
         k *= 2
     return metrics
+
+
+def evaluate_generated(
+    prompts: PromptDataset,
+    sampler: Callable[[], AbstractContextManager[RolloutEngine]],
+    answers: Callable[..., ScoredSampler],
+) -> Metrics:
+    """Answer held-out prompts with the weights being trained, with the same seeds each time.
+
+    Args:
+        sampler: opens what samples with the weights as they are now.
+        answers: makes of that `sampler` what has its answers scored.
+
+    Returns:
+        Mean reward and its like, as evaluations of reinforcement learning have them.
+
+    Raises:
+        DeadlineError: nothing was answered, or scored, for too long.
+        Stopped: a signal asked to stop.
+    """
+    with sampler() as engine:
+        scored = answers(sampler=engine)
+        rollouts = scored.answer(list(enumerate(prompts.in_order())))
+    return evaluation_metrics(rollouts, samples=scored.samples)
 
 
 def in_groups(items: Sequence[Item], samples: int) -> list[Sequence[Item]]:

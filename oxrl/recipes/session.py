@@ -11,20 +11,25 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
-from oxrl.checkpoint.origin import Origin
 from oxrl.checkpoint.saved import SavedEngines
-from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
 from oxrl.config import Config
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import Interrupted, Stopped
-from oxrl.recipes.opening import open_session
-from oxrl.recipes.progress import P, Progress
+from oxrl.modelfiles.dims import vocabulary_of
+from oxrl.recipes.opening import announce, new_saver, open_directory
+from oxrl.recipes.progress import P, Progress, crossed
 from oxrl.rewards.pools import ScoringPool
 from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.clock import Clock, resident_mb
+from oxrl.runs.console import Console, run_logging
 from oxrl.runs.files import read_records
+from oxrl.runs.health import Health, too_many_in_a_row
 from oxrl.runs.ranks import ALONE, Ranks
+from oxrl.runs.recorder import Recorder
+from oxrl.runs.stop import StopRequest
+from oxrl.runs.tensors import keep_batch
+from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
@@ -50,28 +55,25 @@ class Session:
         self._accept = accept
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        origin = Origin(
-            run=cfg.run.directory, model=cfg.model.name, dtype=cfg.model.dtype, seed=cfg.run.seed
-        )
-        saving = SavingOptions(
-            background=cfg.run.async_checkpoints,
-            waits=cfg.run.waits,
-            origin=origin,
-            first_refers=cfg.run.first_checkpoint == "reference",
-        )
-        self._saver = Saver(ranks, saving, say=self.message)
+        self._saver = new_saver(cfg, ranks, say=self.message)
         self._stack.callback(self._saver.drop)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            opened = open_session(self._cfg, stack, resume=self._resume, accept=self._accept)
-            self.run = opened.run
-            self.stop = opened.stop
-            self.recorder = opened.recorder
-            self._health = opened.health
-            self._console = opened.console
-            self._console.watch(self.clock, self.recorder)
-            self._trackers = opened.trackers
+            # The directory first, then what writes into it.
+            cfg = self._cfg
+            directory = open_directory(cfg, resume=self._resume, accept=self._accept)
+            self.run = stack.enter_context(directory)
+            stack.enter_context(run_logging(self.run.path / "run.log", cfg.run.console))
+            self.run.log_remarks()
+            self.stop = stack.enter_context(StopRequest())
+            self.recorder = stack.enter_context(Recorder(self.run))
+            self._health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
+            console = Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console)
+            self._console = stack.enter_context(console)
+            self._trackers = stack.enter_context(Trackers(self.run, cfg.run.shown_in))
+            announce(cfg, self.run, console, resume=self._resume)
+            console.watch(self.clock, self.recorder)
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
         return self
@@ -176,14 +178,10 @@ class Session:
         most = self._cfg.train.max_skipped_steps
         if self._skipped_in_a_row <= most:
             return
-        from oxrl.recipes.refused import too_many_in_a_row
-
         raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most, empty=bool(empty))
 
     def dump(self, step: int, tensors: TensorMap) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
-        from oxrl.recipes.refused import keep_batch  # most runs have none
-
         keep_batch(self.run.path, step, tensors)
 
     def keep_best(self, engine: TrainEngine, step: int) -> None:
@@ -193,6 +191,23 @@ class Session:
     def eval_due(self, before: int, step: int) -> bool:
         """Whether an evaluation belongs between optimizer steps `before` and `step`."""
         return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
+
+    def note_score(self, progress: Progress, found: float | None, *, lower: bool = False) -> None:
+        """Look at what an evaluation found, and tell where it is as good as `run.stop_at` asks for.
+
+        Args:
+            found: the score that decides; None where nothing was evaluated.
+            lower: whether a lower one is the better one.
+        """
+        wanted = self._cfg.run.stop_at
+        if wanted is None or found is None:
+            return
+        # A number that is none is not good enough.
+        met = found <= wanted if lower else found >= wanted
+        progress.good_enough = self.ranks.agree(met)
+        if progress.good_enough:
+            told = f"run.stop_at = {wanted:g} is reached: {found:.4g} at step {progress.step}"
+            self.message(told)
 
     def boundary(self, engines: SavedEngines, progress: Progress) -> None:
         """Save if it is time, the run is complete, or a signal asked to stop.
@@ -257,8 +272,3 @@ class Session:
             )
 
         self._saver.save(engines, progress.step, new_writer, wait=wait)
-
-
-def crossed(every: int, before: int, after: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]; 0 means never."""
-    return every > 0 and after // every > max(before, 0) // every

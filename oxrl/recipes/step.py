@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from oxrl.recipes.session import Session
 from oxrl.types import LossFn, Metrics, Output, Tensors, TrainBatch, Want
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
+class Gradients(NamedTuple):
     """What came of adding a gradient.
 
     output: what the model said. metrics: `update/loss` and the loss's own, over the whole batch.

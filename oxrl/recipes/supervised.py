@@ -4,61 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
-from oxrl.assembly.assembly import cuts_weights, load_policy_to_train, row_options
-from oxrl.config import Config
-from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.conversations import Example
 from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
-from oxrl.models.network import check_packing
-from oxrl.recipes.generated_evaluation import GeneratedEvaluation
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped, learn
-from oxrl.recipes.session import Session
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
 from oxrl.recipes.step import apply_step
 from oxrl.types import Images, Metrics, Output, SupervisedBatch
 
 WANT = frozenset({"logprobs"})
 
 
-def train(cfg: Config, session: Session) -> None:
-    """Imitate the answers of `data.train`."""
-    model = load_policy_to_train(cfg, later=cuts_weights(cfg))
-    learner = SupervisedLearner(cfg, session, model)
-    if cfg.data.pack_tokens is not None:
-        learner.engine.checked(partial(check_packing, model))
-    learn(cfg, session, learner)
-
-
+@dataclass(kw_only=True)
 class SupervisedLearner(Learner[Example]):
-    """A model that imitates given answers."""
+    """A model that imitates given answers.
 
-    best_metric = "eval/loss"
-    lower_is_better = True
+    pack_tokens: most tokens of a packed row; None: one example per row. generated: evaluates its
+    own answers; None: only given ones are looked at.
+    """
 
-    def __init__(self, cfg: Config, session: Session, model: nn.Module) -> None:
-        super().__init__(cfg, session, model)
-        self.generated: GeneratedEvaluation | None = None
-        if cfg.recipe == "supervised" and cfg.reward.exists:
-            self.generated = GeneratedEvaluation(cfg, session, self.engine, self.tokenizer)
-            self.best_metric = "eval/reward"
-            self.lower_is_better = False
-
-    def load(self, path: str, *, held_out: bool) -> ConversationDataset:
-        return ConversationDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
+    pack_tokens: int | None
+    generated: Callable[[], Metrics] | None
 
     def update(self, units: list[Example], step: int, memory: Memory) -> Stepped:
         batch = to_supervised_batch(
-            units, self.pad_id, pack_tokens=self.cfg.data.pack_tokens, images=self.images
+            units, self.pad_id, pack_tokens=self.pack_tokens, images=self.images
         )
         targets = batch.inputs.response_mask
         tokens = float(batch.inputs.attention_mask.sum())
@@ -76,12 +55,15 @@ class SupervisedLearner(Learner[Example]):
         return metrics, tokens
 
     def evaluate(self, held_out: LookedAt[Example]) -> Metrics:
-        rows = self.cfg.data.rows_per_step
         found = evaluate_loss(
-            self.engine, held_out, self.pad_id, rows_per_batch=rows, images=self.images
+            self.engine,
+            held_out,
+            self.pad_id,
+            rows_per_batch=self.rows_per_step,
+            images=self.images,
         )
         if self.generated is not None:
-            found |= self.generated.metrics()
+            found |= self.generated()
         return found
 
 

@@ -1,12 +1,19 @@
-"""Choice of the pool that scores by a reward."""
+"""Choice of the pool that scores by a reward, and its trial on prompts of the data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import find_builtin, inline_reward
-from oxrl.rewards.pools import InlinePool, SinglePool
+from oxrl.rewards.pools import InlinePool, ScoringPool, SinglePool
+from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import REWARD
-from oxrl.types import Objects
+from oxrl.types import Completion, Group, Objects, Prompt
 from oxrl.usercode.locate import is_ours
+
+# Prompts of each file that a reward is tried on.
+REHEARSED = 3
 
 
 def reward_pool(
@@ -39,3 +46,36 @@ def reward_pool(
     from oxrl.rewards.workers import RewardPool  # processes, which the others need
 
     return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+
+
+def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:
+    """Try a reward that has started on some prompts of a file, before anything depends on it.
+
+    Args:
+        pool: of the reward.
+        prompts: of the data.
+        patience: how long to wait for each next score.
+
+    Raises:
+        RewardDefinitionError: it, or a part of it, scores none of them, whatever the completion.
+        Stopped: a signal asked to stop.
+    """
+    for one in pool.pools:
+        one.rehearse(prompts, patience)
+        if is_ours(REWARD, one.name) and find_builtin(one.name).tried and prompts:
+            _try_built_in(one, prompts, patience)
+
+
+def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience) -> None:
+    groups: list[Group] = []
+    for prompt in prompts:
+        # A made-up completion that states the right answer.
+        right = Completion(segments=(), text=f"#### {prompt.answer}", finish_reason="stop")
+        groups.append((prompt, [right]))
+    scores = [score for group in pool.score(groups, patience) for score in group]
+    if all(score.value is None for score in scores):
+        raise RewardDefinitionError(
+            f"{pool.field}.name={pool.name}: it can score none of {len(prompts)} prompts of "
+            f'the data: {scores[0].reason}. math and exact compare with "answer", a column of the '
+            "data: add that, or choose another reward"
+        )

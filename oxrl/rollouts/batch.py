@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Images, Metrics, RolloutBatch, Rollouts, TokenIds
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowRules:
+class RowRules(NamedTuple):
     """What every row has to satisfy, and which rows are left out.
 
     pad_id, stop_token_ids: of the tokenizer. max_tokens: longest response; None of episodes.
@@ -39,8 +39,7 @@ class RowRules:
 Counts = dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainableRows:
+class TrainableRows(NamedTuple):
     """The rows that are trained on, their places in `RolloutStep.rollouts`, and the others."""
 
     batch: RolloutBatch

@@ -25,11 +25,7 @@ from oxrl.engines.sample.base import (
     Finished,
     Responses,
     RolloutEngine,
-    RowLogprobs,
-    ShownImages,
-    TokenRows,
 )
-from oxrl.engines.train.base import Buckets, Fingerprints
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
 from oxrl.runs.waiting import Patience
@@ -154,6 +150,12 @@ class EpisodeEngine:
         actions: ActionHead | None = None,
     ) -> None:
         self._engine = engine
+        # Weights are the engine's affair, and so is its rest.
+        self.update_weights = engine.update_weights
+        self.held = engine.held
+        self.logprobs = engine.logprobs
+        self.sleep = engine.sleep
+        self.wake = engine.wake
         self._pool = pool
         self._encoder = encoder
         self._contexts = contexts or Window(encoder, None)
@@ -223,23 +225,6 @@ class EpisodeEngine:
             finished.append(Finished(episode.request, done))
         return finished
 
-    def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
-        """See RolloutEngine."""
-        return self._engine.update_weights(buckets, version)
-
-    def held(self) -> Fingerprints:
-        """See RolloutEngine."""
-        return self._engine.held()
-
-    def logprobs(
-        self,
-        rows: TokenRows,
-        temperature: float = 1.0,
-        shown: ShownImages = (),
-    ) -> RowLogprobs:
-        """See RolloutEngine."""
-        return self._engine.logprobs(rows, temperature, shown)
-
     def metrics(self) -> Metrics:
         """See RolloutEngine; and how many episodes ended in which way, after how many turns."""
         counted = self._counted
@@ -247,14 +232,6 @@ class EpisodeEngine:
         self._counted.pop(SUCCESS, None)
         self._counted.pop(UNDECODED, None)
         return self._engine.metrics() | counted
-
-    def sleep(self) -> None:
-        """See RolloutEngine."""
-        self._engine.sleep()
-
-    def wake(self) -> None:
-        """See RolloutEngine."""
-        self._engine.wake()
 
     def close(self) -> None:
         """Drop every episode and end the processes of the environment; the engine inside stays."""

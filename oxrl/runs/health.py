@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from oxrl.errors import NonFiniteError
 from oxrl.runs.files import Json, Record
 from oxrl.runs.health_checks import SIGNS, Seen, Sign
 from oxrl.types import Metrics
@@ -132,3 +134,24 @@ def verdicts(
 def _numbers(record: Record) -> Metrics:
     """Return the numbers of a line as it was read, those by name ("nan") included."""
     return {name: float(value) for name, value in record.items()}  # pyright: ignore
+
+
+def too_many_in_a_row(run: Path, skipped: int, most: int, *, empty: bool) -> NonFiniteError:
+    """The error of a run whose steps are refused one after the other.
+
+    Args:
+        run: the run directory.
+        skipped: how many were.
+        most: how many may be.
+        empty: the last one had no token to train on.
+    """
+    why = (
+        "no token to train on (data/empty_steps). Look at the data and at the rewards that failed"
+        if empty
+        else f"NaN or infinite values, batches in {run / 'dumps'}. "
+        "Lower train.lr or train.max_grad_norm"
+    )
+    return NonFiniteError(
+        f"{skipped} optimizer steps in a row were refused, more than "
+        f"train.max_skipped_steps={most}: {why}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.files import clear, fsync
+from oxrl.runs.files import clear, fsync, make_folder
 from oxrl.types import TensorMap, Tensors
+
+log = logging.getLogger(__name__)
 
 
 def save_tensors(tensors: TensorMap, path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -48,3 +51,22 @@ def load_tensors(path: Path) -> Tensors:
         raise RunDirectoryError(
             f"{path} is no file of tensors as it was written: {error}"
         ) from error
+
+
+def keep_batch(run: Path, step: int, tensors: TensorMap) -> None:
+    """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors.
+
+    Args:
+        run: the run directory.
+        step: the optimizer step.
+        tensors: of its batch.
+    """
+    path = run / "dumps" / f"step_{step:08d}.safetensors"
+    where = f"its batch is in {path}"
+    try:
+        make_folder(path.parent)
+        save_tensors(tensors, path)
+    except OSError as error:
+        # A full disk: the batch would only have been looked at, the run may go on.
+        where = f"its batch could not be written to {path}: {error}"
+    log.warning("step %d has NaN or infinite values and is not applied; %s", step, where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 from oxrl.tables.cells import (
     ADAPTIVE_KL,
@@ -40,7 +40,9 @@ from oxrl.tables.numbers import (
     KL_COEFF,
     NLL_COEFF,
     REFERENCE_SYNC_RATE,
+    Number,
     Numbers,
+    T,
     Value,
 )
 from oxrl.tables.preference import METHODS, Method
@@ -165,6 +167,38 @@ class Row:
                 if part in usual or number is KL_COEFF:
                     found[number.key] = overrides.get(number.key, number.default)
         return found
+
+
+class Algorithm(NamedTuple):
+    """A row of the table, the cells that a run has changed put in, and its numbers.
+
+    values: of every number, by its field of `train`. loss_numbers: of a policy loss of the user's
+    own. updates: optimizer steps per rollout step. old_logprobs, mask_truncated, entropy_coeff: as
+    in the section `train`.
+    """
+
+    row: Row
+    values: Mapping[str, Value]
+    loss_numbers: Mapping[str, Value]
+    updates: int
+    old_logprobs: str
+    mask_truncated: bool
+    entropy_coeff: float
+
+    def value(self, number: Number[T]) -> T:
+        """Return what a number of the tables is in this run."""
+        return cast(T, self.values[number.key])
+
+    def numbers(self, kind: str, name: str) -> dict[str, Value]:
+        """Return the numbers that a cell reads, by the names its function knows them by.
+
+        Args:
+            kind: advantage, ratio, gate, selection, correction, kl or weights.
+            name: of the cell.
+        """
+        if kind == "gate" and ":" in name:  # path.py:function
+            return dict(self.loss_numbers)
+        return {number.name: self.value(number) for number in find_cell(kind, name).numbers}
 
 
 def _preference_row(name: str, method: Method) -> Row:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_runs import final_files, metric_lines, preference_config, sft_config, steps_config
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
@@ -18,7 +19,6 @@ from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError
 from oxrl.models.load import load_tokenizer
-from oxrl.recipes import run
 
 
 def write(path: Path, rows: list[dict[str, Any]], *, start: bytes = b"") -> Path:

@@ -17,11 +17,11 @@ from oxrl.engines.sample import vllm
 TELLS = """
 import json, os, torch
 from oxrl.config import Config
-from oxrl.assembly.assembly import choose_device
+from oxrl.assembly.assembly import Assembly
 
 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 os.environ.update({environment!r})
-choose_device(Config.model_validate({sections!r}))
+Assembly(Config.model_validate({sections!r})).device
 print(json.dumps([
     torch.are_deterministic_algorithms_enabled(),
     torch.backends.cudnn.deterministic,

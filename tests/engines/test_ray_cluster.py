@@ -22,7 +22,9 @@ import pytest
 import yaml
 from small_runs import rl_config
 
-from oxrl.assembly import assemble, ray_engines
+from oxrl.assembly import ray_engines
+from oxrl.assembly.assemble import build_engines
+from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.ray_cluster import gpus_per_actor
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
@@ -323,7 +325,7 @@ def test_places_are_reserved_for_rollout_actors_and_for_ranks_where_there_are_so
     cluster = _NoCluster()
     monkeypatch.setattr(ray_engines, "open_cluster", lambda cfg: cluster)
     with pytest.raises(_Reserved), ExitStack() as stack:
-        assemble.build_engines(cfg, stack)
+        build_engines(Assembly(cfg), stack)
     assert len(cluster.bundles) == bundles and cluster.closed
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
+from oxrl.commands.train import run
 from oxrl.engines.sample.choice import FAST
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
@@ -27,7 +28,6 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
-from oxrl.recipes import run
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Output, PreferenceBatch, TokenBatch
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_vllm_vision import asked, config, rollouts, write_family, write_rows
 
-from oxrl.assembly.assembly import build_images
+from oxrl.assembly.assembly import Assembly
 from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
@@ -36,7 +36,7 @@ def test_tokens_of_actions_share_all_probability_in_samples_and_scores(tmp_path:
 
     write_rows(tmp_path)
     cfg = config(tmp_path, str(write_family("idefics3", tmp_path / "idefics3", heads=2)))
-    images = build_images(cfg)
+    images = Assembly(cfg).images
     options = VllmOptions(max_model_len=512, max_rows=16, log_file=str(tmp_path / "vllm.log"))
     engine = VllmEngine(cfg.model.name, options, images=images, only=ACTIONS)
     model = load_policy(cfg.model.name)

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "recipes"))
 from test_vision import config, write_rows
 from vision_families import write_family
 
-from oxrl.assembly.assembly import build_images, local_sampler, row_options
+from oxrl.assembly.assembly import Assembly
 from oxrl.config.schema import Config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.prompts import PromptDataset
@@ -60,6 +60,14 @@ FAMILIES = [
 WANT = frozenset({"logprobs"})
 
 
+# Whoever reads rows of a configuration and shows their images does it with one assembly.
+ASSEMBLIES: dict[int, Assembly] = {}
+
+
+def parts_of(cfg: Config) -> Assembly:
+    return ASSEMBLIES.setdefault(id(cfg), Assembly(cfg))
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def cfg(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("vision")
@@ -74,7 +82,7 @@ def engine(cfg: Config) -> Generator[Any]:
 
     log_file = str(cfg.run.directory.parent / "vllm.log")
     options = VllmOptions(max_model_len=512, max_rows=16, log_file=log_file)
-    started = VllmEngine(cfg.model.name, options, images=build_images(cfg))
+    started = VllmEngine(cfg.model.name, options, images=parts_of(cfg).images)
     yield started
     started.close()
 
@@ -82,7 +90,7 @@ def engine(cfg: Config) -> Generator[Any]:
 def asked(cfg: Config, samples: int = 2, **sampling: Any) -> Any:
     path = str(Path(cfg.data.train_files[0]).with_name("prompts.jsonl"))
     tokenizer = load_tokenizer(cfg.model.name)
-    prompts = PromptDataset.load(path, tokenizer, row_options(cfg, False))
+    prompts = PromptDataset.load(path, tokenizer, parts_of(cfg).row_options(held_out=False))
     chosen = Sampling(**({"max_tokens": 8, "stop_token_ids": (1,)} | sampling))
     draws = list(enumerate(prompts.in_order()))
     return make_requests(draws, samples=samples, sampling=chosen, run_seed=0)
@@ -104,7 +112,7 @@ def rollouts(requests: Any, done: Any) -> list[Rollout]:
 
 def apart(cfg: Config, model: Any, requests: Any, done: Any, temperature: float = 1.0) -> float:
     """The largest difference of the samples' log-probabilities from the trainer's."""
-    batch = to_rollout_batch(rollouts(requests, done), pad_id=0, images=build_images(cfg))
+    batch = to_rollout_batch(rollouts(requests, done), pad_id=0, images=parts_of(cfg).images)
     trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, temperature=temperature))
     said: Any = trainer.forward(batch.inputs, WANT).logprobs
     return float((said - batch.rollout_logprobs)[batch.inputs.response_mask].abs().max())
@@ -119,7 +127,7 @@ def test_samples_of_images_have_the_trainers_logprobs(cfg: Config, engine: Any) 
         difference = apart(cfg, model, requests, done, temperature)
         print(f"vLLM and trainer, temperature {temperature}: {difference:.1e} nats")  # noqa: T201
         assert difference < 1e-4
-        local = local_sampler(cfg, model, load_tokenizer(cfg.model.name))
+        local = parts_of(cfg).local_sampler(model)
         expected = generate(local, requests, deadline_s=60)
         equal = [a.token_ids == b.token_ids for a, b in zip(done, expected, strict=True)]
         assert sum(equal) >= len(equal) - 1
@@ -149,7 +157,7 @@ def test_a_delivery_is_proved_for_the_tower_too(cfg: Config, engine: Any) -> Non
         compared=Compared(banned_tokens(model.config)),
         probe_tokens=64,
     )
-    images = build_images(cfg)
+    images = parts_of(cfg).images
     sync = WeightSync(policy, engine, options, lambda: load_policy(cfg.model.name), images)
     sync.deliver(2)
     assert sync.metrics()["sync/unread"] == 0  # every weight is read back under its own name

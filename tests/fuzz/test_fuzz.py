@@ -21,6 +21,7 @@ from damage import SYNTAX, VALUES, bytes_changed, fails, file_changed, nested
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from oxrl.commands.evaluate import evaluation_config
+from oxrl.commands.train import run
 from oxrl.config import Config, check_config, dump_config, load_config, load_evaluation_config
 from oxrl.config.schema import FIELDS
 from oxrl.data.conversations import ConversationDataset
@@ -31,7 +32,6 @@ from oxrl.data.steps import StepDataset
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.plan.plan import plan_text
-from oxrl.recipes import run
 from oxrl.rewards.loaded import find_reward
 from oxrl.rewards.trial import dry_call
 from oxrl.tables.policy import ROWS

@@ -17,6 +17,7 @@ from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _detect_agent
 from test_fuzz import BASES, TOKENIZER, Values
 
+from oxrl.commands.train import run
 from oxrl.config import Config, check_config, dump_config, load_config
 from oxrl.data.actions import object_in
 from oxrl.data.chat import ChatEncoder
@@ -24,7 +25,6 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError, why_no_file
 from oxrl.modelfiles.hub_status import check_on_hub
 from oxrl.models.load import load_tokenizer
-from oxrl.recipes import run
 from oxrl.runs.machine import note_speed
 from oxrl_envs.openenv_adapter import OpenEnvEnvironment
 

@@ -12,7 +12,7 @@ from small_runs import rl_config
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from oxrl.assembly.assembly import load_model
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands import evaluate, play
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
@@ -154,8 +154,8 @@ def test_a_run_rotates_by_the_longest_row_that_its_config_lets_it_read(tmp_path:
     kinds: list[Tensor] = []
     for longest in (LIMIT, LIMIT + 8):
         cfg = rl_config(tmp_path, "run", [f"model.name={folder}", f"model.max_length={longest}"])
-        kinds.append(frequencies(load_model(cfg)))
-        kept = load_model(cfg).config.rope_parameters
+        kinds.append(frequencies(Assembly(cfg).model()))
+        kept = Assembly(cfg).model().config.rope_parameters
         assert kept["rope_type"] == "longrope"  # what is saved says what it said
     assert not torch.allclose(kinds[0], kinds[1])
 

@@ -13,8 +13,8 @@ import pytest
 from figures import Learned
 from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes import run
 
 # Thirty lines that know nothing of oxRL: ask, look at the answer, ask again, say what it was worth.
 AGENT = '''

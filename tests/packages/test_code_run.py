@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from small_runs import metric_lines, rl_config
 
+from oxrl.commands.train import run
 from oxrl.errors import OxrlError
-from oxrl.recipes import run
 from oxrl_datasets.published import humaneval
 from oxrl_sandbox import client
 from oxrl_sandbox.layers import why_not

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small_runs import metric_lines, rl_config
 
-from oxrl.recipes import run
+from oxrl.commands.train import run
 from oxrl_datasets.published import ifeval
 
 

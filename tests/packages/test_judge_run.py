@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from command_line import WARM
 from judge_server import JudgeServer, judge_server, refused, said, verdict
 from small_runs import final_files, metric_lines, rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RewardDefinitionError, RewardError
 from oxrl.plan.preflight import CHECKS, Prepared, examine
-from oxrl.recipes import run
 from oxrl.runs.waiting import Patience
 
 DEADLINE_S = 120.0
@@ -131,7 +132,7 @@ def test_plan_says_whether_the_judge_answers_and_asks_it_nothing(
     tmp_path: Path, server: JudgeServer
 ) -> None:
     def told(cfg: Config) -> tuple[str, str]:
-        with Prepared() as prepared:
+        with closing(Prepared()) as prepared:
             found = [examine(cfg, prepared, subject, Patience()) for subject in CHECKS]
         (reward,) = [one for one in found if one.subject == "reward"]
         return reward.state, reward.text

@@ -21,9 +21,9 @@ import yaml
 from small_runs import final_files, metric_lines
 
 from oxrl.commands.replay import compare_samples, compare_update, go_through
+from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.environments.find import find_environment
-from oxrl.recipes import run
 from oxrl.types import Prompt
 from oxrl_datasets.prepare import PREPARERS
 from oxrl_robots.lerobot import read_episodes

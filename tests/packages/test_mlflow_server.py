@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from small_runs import rl_config
 
-from oxrl.recipes import run
+from oxrl.commands.train import run
 from oxrl.recipes.session import Session
 from oxrl.runs.files import read_records
 from oxrl.runs.trackers.mirrors import Trackers

@@ -13,8 +13,8 @@ from test_action_runs import make_data, reinforcement
 from test_ray_recipe import samples
 from vision_families import write_family
 
+from oxrl.commands.train import run
 from oxrl.data.action_heads import read_head
-from oxrl.recipes import run
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"

@@ -21,15 +21,15 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, stop_after_three_steps
 
 from oxrl.assembly import actions
-from oxrl.assembly.assembly import build_actions
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.data.action_heads import read_head
 from oxrl.data.fast_head import FastHead
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -209,7 +209,7 @@ def test_other_actions_than_the_model_was_trained_with_are_refused(folder: Path)
 def test_reserved_tokens_are_those_that_the_tokenizer_does_not_use(folder: Path) -> None:
     cfg = reinforcement(folder, "reserved", action={"ids": "reserved"})
     with pytest.raises(ConfigError, match="needs 4 rows .* there are 0: use tail"):
-        build_actions(cfg)
+        _ = Assembly(cfg).actions
 
 
 def test_reserved_tokens_begin_behind_the_last_one_of_the_tokenizer(

@@ -14,9 +14,9 @@ from test_kill_and_resume import _kill_when, _start, _uninterrupted
 
 from oxrl.checkpoint import shares
 from oxrl.checkpoint.verify import latest_checkpoint
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointWriteError
-from oxrl.recipes import run
 
 WEIGHTS = 24  # of the model
 ASYNC = ["run.async_checkpoints=true", "run.checkpoint_every=1"]

@@ -26,10 +26,10 @@ from small_runs import (
 from oxrl.assembly.pins import inputs_of
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl.runs.pins import pin
 
 Configure = Callable[..., Config]

@@ -13,6 +13,7 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.functional.advantages import AdvantageInputs
@@ -21,7 +22,7 @@ from oxrl.models.network import CausalNetwork, read_tokens
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.episodes import Episodes
-from oxrl.recipes.objective import Models, Objective, minibatch, prepare_update
+from oxrl.recipes.objective import Objective, minibatch, prepare_update
 from oxrl.recipes.rl import split_by_group
 from oxrl.tables.policy import ROWS
 from oxrl.types import (
@@ -179,17 +180,17 @@ def prepared(
     inputs: dict[str, Any] = {"policy": policy, "critic": Judges(), "reference": reference}
     inputs |= {"part_weights": PARTS, "compared_parts": tuple(PARTS)}
     features = build_features(
-        FeatureInputs(row=cfg.train.row, train=cfg.train, max_tokens=24, **inputs)
+        FeatureInputs(row=cfg.train.row, train=Assembly(cfg).algorithm, max_tokens=24, **inputs)
     )
-    objective = Objective(cfg.train, [*features, Episodes()], max_tokens=24)
+    objective = Objective(Assembly(cfg).algorithm, [*features, Episodes()], max_tokens=24)
     batch = to_rollout_batch(episodes(rows=rows), pad_id=0)
     check_rollout_batch(batch, stop_token_ids=(END,), max_tokens=None, strict_version=3)
     assert isinstance(batch.inputs, EpisodeInputs) == rows
     batch = dataclasses.replace(batch, greedy_rewards=torch.full((8,), 0.25))
     for feature in objective.features:
         batch = feature.on_rollouts(batch)
-    models: Any = Models(policy, reference)  # pyright: ignore[reportArgumentType]
-    whole = prepare_update(objective, models, batch, kl_coeff=0.1, seed=3, version=3)
+    models: Any = (policy, reference)
+    whole = prepare_update(objective, *models, batch, kl_coeff=0.1, seed=3, version=3)
     found: list[Trained] = []
     for chosen in split_by_group(whole.group_ids, minibatches, seed=1):
         part = minibatch(objective, whole, chosen)

@@ -20,8 +20,8 @@ from small_runs import (
 )
 
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.errors import ConfigError, EnvironmentDefinitionError
-from oxrl.recipes import run
 
 ONE_TURN = f"""{DIGITS}
 from oxrl.environments import Step

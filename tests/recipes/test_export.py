@@ -17,9 +17,9 @@ from small_runs import sft_config
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands import export
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.load import load_policy
-from oxrl.recipes import run
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
 
+from oxrl.assembly.assembly import Assembly
+from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes import run
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs, Prepared
 from oxrl.recipes.features.token_record import TokenRecord
@@ -310,13 +311,15 @@ def objective(cfg: Config) -> Objective:
     engine: Any = NoEngine()
     given = FeatureInputs(
         row=cfg.train.row,
-        train=cfg.train,
+        train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
         policy=engine,
         critic=engine,
         reference=engine,
     )
-    return Objective(cfg.train, build_features(given), max_tokens=cfg.rollout.max_tokens)
+    return Objective(
+        Assembly(cfg).algorithm, build_features(given), max_tokens=cfg.rollout.max_tokens
+    )
 
 
 def gradient(cfg: Config, batch: PolicyBatch, logprobs: Tensor) -> Tensor:
@@ -469,7 +472,7 @@ def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: 
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
-    ahead = feature.on_prepared(batch, dataclasses.replace(prepared(0), said=looked))
+    ahead = feature.on_prepared(batch, prepared(0)._replace(said=looked))
     # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1
     # alone would keep one.
     assert ahead.correction is not None

@@ -17,12 +17,12 @@ from small_runs import preference_config, rl_config, sft_config
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.verify import verify_checkpoint
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
-from oxrl.recipes import run
 
 Break = Callable[[LocalTrainer], None]
 

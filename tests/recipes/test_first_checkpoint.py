@@ -19,9 +19,9 @@ from small_runs import (
 )
 
 from oxrl.commands.replay import compare_samples, compare_update, go_through
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointError, ConfigError, RunDirectoryError
-from oxrl.recipes import run
 from oxrl.recipes.session import Session
 
 REFERENCE = ["run.first_checkpoint=reference", "run.checkpoint_every=0", "run.steps=3"]

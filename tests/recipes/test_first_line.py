@@ -16,7 +16,7 @@ OTHER_USES = ("mlflow", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "
 FIRST_LINE = """
 import os, sys
 from oxrl.config import load_config
-from oxrl.recipes import run
+from oxrl.commands.train import run
 from oxrl.runs.recorder import Recorder
 
 def record_step(self, step, line):

@@ -14,6 +14,7 @@ from test_adapter_delivery import learn
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
@@ -28,7 +29,6 @@ from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.plan.optimizer_memory import frozen_bytes
 from oxrl.plan.plan import memory, plan_text
 from oxrl.plan.preflight_process import examine_apart
-from oxrl.recipes import run
 from oxrl.types import TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')

@@ -11,11 +11,11 @@ import pytest
 from figures import Learned
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
+from oxrl.commands.train import run
 from oxrl.data.prompts import AnsweredPrompts
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.plan.plan import plan_text
-from oxrl.recipes import run
 from oxrl.recipes.scored_answers import evaluation_metrics
 
 ROWS = [

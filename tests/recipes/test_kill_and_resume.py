@@ -37,7 +37,7 @@ def tmp_path(disk_path: Path) -> Path:
 
 def _run_in_child(cfg: Config) -> None:
     """Body of the forked process that is going to be killed."""
-    from oxrl.recipes import run
+    from oxrl.commands.train import run
 
     os.setpgid(0, 0)
     run(cfg, resume=True)

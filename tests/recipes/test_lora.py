@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oxrl.assembly.assemble import RLSetup
+from oxrl.assembly.assemble import assemble
+from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.config import Config, dump_config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
@@ -28,7 +30,6 @@ from oxrl.errors import ConfigError, EngineError
 from oxrl.models.adapters import adapter_off
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.recipes import run
 from oxrl.rewards.reward_model import scorer
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock
@@ -156,9 +157,9 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
     base: Path,
 ) -> None:
     cfg = config(base, "run", "sgrpo")
-    setup = RLSetup(cfg, Clock())
+    machine = assemble(Assembly(cfg), Clock())
     try:
-        trainer, sampler = setup.policy, setup.sampler
+        trainer, sampler = machine.policy, machine.sampler
         assert isinstance(trainer, LocalTrainer) and isinstance(sampler, LocalSampler)
         before = trainer.forward(some_tokens(), WANT).logprobs
         generator = torch.Generator().manual_seed(2)
@@ -177,16 +178,16 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
         assert (adapted - reference).abs().max() > 0.1
         assert torch.equal(trainer.forward(inputs, WANT).logprobs, adapted)  # it is on again
     finally:
-        setup.close()
+        machine.close()
 
 
 def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(
     base: Path, learned: Learned
 ) -> None:
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
-    setup = RLSetup(cfg, Clock())
-    assert isinstance(setup.reference, AdapterOff)
-    setup.close()
+    machine = assemble(Assembly(cfg), Clock())
+    assert isinstance(machine.reference, AdapterOff)
+    machine.close()
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4

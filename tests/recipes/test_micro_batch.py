@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from small_runs import rl_config, sft_config
 
-from oxrl.assembly.assembly import price_of_a_cut, tokens_at_once
-from oxrl.assembly.micro_batch import with_micro_batches
+from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.micro_batch_rules import FIELD, tokens_by_rule
+from oxrl.assembly.settle import settle
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.train.micro_batches import PRICES
-from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.runs.choices import CHOICES_FILE
-from oxrl.runs.ranks import ALONE
 
 
 def choice_of(cfg: Config) -> dict[str, object]:
@@ -46,7 +45,7 @@ def test_what_was_chosen_is_noted_and_taken_again(
     def never(cfg: Config, *, on_cpu: bool) -> object:
         raise AssertionError("decided again")
 
-    monkeypatch.setattr("oxrl.assembly.micro_batch.tokens_by_rule", never)
+    monkeypatch.setattr("oxrl.assembly.settle.tokens_by_rule", never)
     run(cfg, resume=True)
     assert choice_of(cfg)["value"] == 8192
 
@@ -73,7 +72,7 @@ def test_a_driver_without_a_gpu_settles_it_for_ranks_that_have_some(tmp_path: Pa
     overrides = ["train.backend=fsdp", "run.training_gpus=2", "run.device=cuda"]
     cfg = rl_config(tmp_path, "head", [*overrides, "inference_engine.actors=1"])
     with Session(cfg, resume=False) as session:
-        settled = with_micro_batches(cfg, session, ALONE)
+        settled = settle(cfg, session)
     assert choice_of(cfg) == {"value": 16384, "why": "as always with train.backend fsdp"}
-    assert tokens_at_once(settled) == 16384
-    assert price_of_a_cut(settled) == PRICES["cuda"]
+    assert Assembly(settled).tokens_at_once == 16384
+    assert Assembly(settled).price_of_a_cut == PRICES["cuda"]

@@ -18,9 +18,9 @@ import pytest
 import torch
 from small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
 
+from oxrl.commands.train import run
 from oxrl.config.schema import FIELDS
 from oxrl.errors import OxrlError
-from oxrl.recipes import run
 from oxrl.tables.numbers import NUMBERS
 
 Sections = dict[str, dict[str, Any]]

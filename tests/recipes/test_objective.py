@@ -16,12 +16,12 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.errors import RewardError
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.recipes.objective import (
-    Models,
     Objective,
     estimate_advantages,
     minibatch,
@@ -111,10 +111,13 @@ def build(
     given |= engines or {}
     features = build_features(
         FeatureInputs(
-            row=cfg.train.row, train=cfg.train, max_tokens=cfg.rollout.max_tokens, **given
+            row=cfg.train.row,
+            train=Assembly(cfg).algorithm,
+            max_tokens=cfg.rollout.max_tokens,
+            **given,
         )
     )
-    return Objective(cfg.train, features, max_tokens=cfg.rollout.max_tokens)
+    return Objective(Assembly(cfg).algorithm, features, max_tokens=cfg.rollout.max_tokens)
 
 
 def loss_and_slopes(objective: Objective, given: PolicyBatch) -> tuple[float, list[float]]:
@@ -272,7 +275,7 @@ def test_features_say_what_a_model_is_asked(tmp_path: Path) -> None:
 def test_the_level_of_a_correction(tmp_path: Path, correction: str, expected: str | None) -> None:
     numbers = {"correction_level": "geometric"} if expected == "geometric" else {}
     cfg = rl_config(tmp_path, "run", train={"lr": 1e-3, "correction": correction, **numbers})
-    objective = Objective(cfg.train, max_tokens=cfg.rollout.max_tokens)
+    objective = Objective(Assembly(cfg).algorithm, max_tokens=cfg.rollout.max_tokens)
     assert objective.correction_level == expected
 
 
@@ -323,9 +326,9 @@ def prepare(
 ) -> tuple[PolicyBatch, Said]:
     top = {"top_ids": torch.zeros(4, 4, 3, dtype=torch.long)}
     policy = Said(logprobs=on_tokens(OLD), entropy=on_tokens(ENTROPY), **top)
-    models = Models(policy=policy, reference=reference)  # type: ignore[arg-type]
+    models: Any = (policy, reference)
     given = rollouts(**changes)
-    found = prepare_update(objective, models, given, kl_coeff=kl_coeff, seed=5, version=9)
+    found = prepare_update(objective, *models, given, kl_coeff=kl_coeff, seed=5, version=9)
     return found, policy
 
 

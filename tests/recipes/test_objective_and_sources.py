@@ -14,9 +14,10 @@ from small_runs import rl_config
 from torch import Tensor
 
 from oxrl.assembly.assemble import part_weights
+from oxrl.assembly.assembly import Assembly
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
-from oxrl.recipes.objective import Models, Objective, minibatch, prepare_update
+from oxrl.recipes.objective import Objective, minibatch, prepare_update
 from oxrl.tables.cells import BINARY_REWARDS, CRITIC, REWARD_PARTS
 from oxrl.tables.numbers import Number
 from oxrl.tables.policy import ROWS
@@ -107,18 +108,20 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
     critic: Any = Says(Output(values=raw.values, bootstrap=raw.bootstrap))
     given = FeatureInputs(
         row=row,
-        train=cfg.train,
+        train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
         policy=policy,
         critic=critic if CRITIC in row.parts else None,
         reference=reference,
         part_weights=part_weights(cfg),
     )
-    objective = Objective(cfg.train, build_features(given), max_tokens=cfg.rollout.max_tokens)
+    objective = Objective(
+        Assembly(cfg).algorithm, build_features(given), max_tokens=cfg.rollout.max_tokens
+    )
     kl_coeff = getattr(cfg.train, "kl_coeff", 0.0)
-    models = Models(policy, reference if row.kl != "none" else None)
+    models: Any = (policy, reference if row.kl != "none" else None)
     batch: PolicyBatch = prepare_update(
-        objective, models, rollouts_of(raw), kl_coeff=kl_coeff, seed=SEED, version=VERSION
+        objective, *models, rollouts_of(raw), kl_coeff=kl_coeff, seed=SEED, version=VERSION
     )
     part = minibatch(objective, batch, torch.arange(len(raw.mask)))
 

@@ -21,9 +21,9 @@ from small_runs import (
     stop_after_three_steps,
 )
 
+from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.errors import MissingExtraError, RunDirectoryError
-from oxrl.recipes import run
 
 MUON = {"optimizer": "muon"}
 WITHOUT = {"master_weights": "none"}

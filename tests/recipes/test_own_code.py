@@ -420,10 +420,9 @@ def test_objects_and_partials_are_sent_to_training_ranks() -> None:
         try_gate(pickle.loads(message), {})
 
     def made(value: Any) -> OwnFeature:
-        train: Any = SimpleNamespace(features={name_of(value): {}})
-        given: Any = SimpleNamespace(train=train)
+        given: Any = SimpleNamespace()
         with giving({name_of(value): value}):
-            return OwnFeature(name_of(value), given)
+            return OwnFeature(name_of(value), given, {})
 
     for value, coeff in ((Counted, 0.5), (partial(Counted, coeff=0.25), 0.25)):
         sent = pickle.loads(pickle.dumps(made(value)))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from small_runs import metric_lines, rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError
 from oxrl.functional.part_advantages import group_normalize_parts
-from oxrl.recipes import run
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.rollouts.batch import sampling_metrics
 from oxrl.rollouts.sync import RolloutStep

@@ -11,8 +11,8 @@ from small_runs import rl_config
 
 from oxrl.cli import app
 from oxrl.commands.play import option_overrides, run_play, transcript
+from oxrl.commands.train import run
 from oxrl.errors import ConfigError, DataError, EnvironmentDefinitionError, OxrlError
-from oxrl.recipes import run
 from oxrl.types import Sampling
 
 TALK = """

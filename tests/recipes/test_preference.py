@@ -15,12 +15,12 @@ from figures import Learned
 from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config
 
+from oxrl.commands.train import run
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl.recipes.preference_batch import STATISTICS
 from oxrl.recipes.preference_reference import follow
 from oxrl.tables.policy import ROWS

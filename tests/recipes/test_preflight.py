@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,13 @@ from checks_here import planned
 from command_line import oxrl
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import DataError, OxrlError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.needs import disk_needed
 from oxrl.plan.preflight import CHECKS, Prepared, examine
-from oxrl.recipes import run
 from oxrl.runs.waiting import Patience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -189,7 +190,7 @@ def made(folder: Path, name: str) -> Values:
 
 
 def findings(cfg: Config) -> dict[str, tuple[str, str]]:
-    with Prepared() as prepared:
+    with closing(Prepared()) as prepared:
         found = [examine(cfg, prepared, subject, Patience()) for subject in CHECKS]
     return {finding.subject: (finding.state, finding.text) for finding in found}
 

@@ -15,6 +15,7 @@ import torch
 from figures import Learned
 from small_runs import final_files, metric_lines, steps_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.steps import StepDataset, encode_steps, to_step_batch
@@ -22,7 +23,6 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.load import load_critic, load_tokenizer
-from oxrl.recipes import run
 from oxrl.rewards.reward_model import scorer
 from oxrl.types import Completion, Prompt, Segment
 

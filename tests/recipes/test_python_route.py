@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from oxrl.commands.train import run
 from oxrl.config import Config, check_config, load_config
 from oxrl.errors import ConfigError
-from oxrl.recipes import run
 
 Values = dict[str, dict[str, Any]]
 BASE: Values = {

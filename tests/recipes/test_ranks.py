@@ -25,11 +25,11 @@ from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.cli import script
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl.runs.deadlines import Deadlines
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"

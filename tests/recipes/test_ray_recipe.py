@@ -19,11 +19,12 @@ from figures import SEED, Learned
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
-from oxrl.assembly.assemble import RLSetup
+from oxrl.assembly.assemble import assemble
+from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.model_files import save_model
+from oxrl.commands.train import run
 from oxrl.errors import LostRankError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.rollouts.async_rollouts import AheadRollouts
 from oxrl.runs.clock import Clock
@@ -97,15 +98,15 @@ def recorded(path: Path) -> PolicyBatch:
 
 
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
-    setup = RLSetup(cfg, Clock())
+    machine = assemble(Assembly(cfg), Clock())
     try:
-        policy: Any = setup.policy
+        policy: Any = machine.policy
         policy.forward_backward(
-            batch, setup.objective.policy_loss, frozenset({"logprobs", "entropy"})
+            batch, machine.objective.policy_loss, frozenset({"logprobs", "entropy"})
         )
         return {name: gradient.clone() for name, gradient in policy.gradients()}
     finally:
-        setup.close()
+        machine.close()
 
 
 def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from figures import Learned
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.commands.evaluate import evaluation_metrics, picked_reward, run_eval
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.config.dry_run import dry_run_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.plan.plan import plan_text
-from oxrl.recipes import run
 from oxrl.recipes.rejection import survivors
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
@@ -57,7 +57,7 @@ def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "s
     )
 
 
-def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
+def test_who_survives_is_finished_good_and_different() -> None:
     group = [
         rollout("a", 1.0, sample=0),
         rollout("worse", 0.4, sample=1),
@@ -67,12 +67,9 @@ def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
         rollout("best", 3.0, sample=5),
         rollout("b", 1.0, sample=6),
     ]
-    cfg = rft_config(tmp_path, "all")
-    assert [r.sample for r in survivors(cfg, group)] == [5, 0, 6]
-    two = rft_config(tmp_path, "two", train={"keep_per_prompt": 2, "keep_reward": 0.3})
-    assert [r.sample for r in survivors(two, group)] == [5, 0]
-    low = rft_config(tmp_path, "low", train={"keep_reward": 0.3})
-    assert [r.sample for r in survivors(low, group)] == [5, 0, 6, 1]
+    assert [r.sample for r in survivors(group, keep_reward=1.0, most=None)] == [5, 0, 6]
+    assert [r.sample for r in survivors(group, keep_reward=0.3, most=2)] == [5, 0]
+    assert [r.sample for r in survivors(group, keep_reward=0.3, most=None)] == [5, 0, 6, 1]
 
 
 def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from oxrl import train
 from oxrl.cli import app
 from oxrl.commands.replay import compare_samples, compare_update, go_through, replay
+from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
-from oxrl.recipes import run
 from oxrl.runs.tensors import load_tensors, save_tensors
 
 

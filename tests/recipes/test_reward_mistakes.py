@@ -10,8 +10,8 @@ import pytest
 from small_runs import rl_config
 
 from oxrl.cli import main
+from oxrl.commands.train import run
 from oxrl.errors import OxrlError, RewardDefinitionError
-from oxrl.recipes import run
 
 MISTAKES = {
     "def digits(prompt, completion):\n    return nmae": r"NameError: name 'nmae' .* \(.*reward\.py:2\)",

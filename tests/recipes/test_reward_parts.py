@@ -12,11 +12,11 @@ import pytest
 import torch
 from small_runs import metric_lines, rl_config
 
+from oxrl.commands.train import check_accepted, run
 from oxrl.config import Config, load_config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.functional.part_advantages import group_normalize_parts
-from oxrl.recipes import check_accepted, run
 from oxrl.rollouts.parts import (
     alike_groups,
     groups_of_different_parts,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_runs import metric_lines, rl_config
 
-from oxrl.recipes import run
+from oxrl.commands.train import run
 
 
 def test_a_run_trains_on_the_scale_and_records_what_the_reward_said(tmp_path: Path) -> None:

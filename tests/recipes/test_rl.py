@@ -23,9 +23,9 @@ from small_runs import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.commands.evaluate import run_eval, run_generate
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.errors import NonFiniteError, RewardError, RunDirectoryError
-from oxrl.recipes import run
 from oxrl.recipes.rl import split_by_group
 from oxrl.types import Sampling
 

@@ -17,11 +17,11 @@ import pytest
 from figures import Learned
 from small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
 
+from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import InvariantError, Stopped
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.recipes import run
 from oxrl.rollouts import async_rollouts
 from oxrl.rollouts.async_rollouts import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples

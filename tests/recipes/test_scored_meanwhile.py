@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from small_runs import final_files, metric_lines, rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import OxrlError
-from oxrl.recipes import run
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Score

@@ -13,8 +13,9 @@ from architectures import FAMILIES, tiny
 from small_runs import metric_lines, preference_config, rl_config
 from transformers import PreTrainedModel
 
-from oxrl.assembly.sharing import decided
+from oxrl.assembly.settle import decide_sharing
 from oxrl.commands.replay import replay
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.sample.choice import FAST
 from oxrl.errors import ConfigError, RunDirectoryError
@@ -22,7 +23,6 @@ from oxrl.models import shared_prefix, sharing_trial
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
 from oxrl.models.trial_cache import remembered_trial
-from oxrl.recipes import run
 from oxrl.runs.choices import CHOICES_FILE
 
 FIELD = "train.share_prefix"
@@ -94,8 +94,8 @@ def test_what_learns_from_no_pairs_in_one_process_reads_row_by_row(
     overrides: list[str], why: str, tmp_path: Path
 ) -> None:
     auto = preference_config(tmp_path, "auto", overrides)
-    assert decided(auto).value is False
-    assert why in decided(auto).why
+    assert decide_sharing(auto).value is False
+    assert why in decide_sharing(auto).why
     with pytest.raises(ConfigError, match=rf"(?s)train\.share_prefix = true.*{why}.*false"):
         preference_config(tmp_path, "asked", [*overrides, f"{FIELD}=true"])
 
@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_what_it_had(
     def never(cfg: Config) -> object:
         raise AssertionError("decided again")
 
-    monkeypatch.setattr("oxrl.assembly.sharing.decided", never)
+    monkeypatch.setattr("oxrl.assembly.settle.decide_sharing", never)
     again = halfway(trained[began], tmp_path)
     run(again, resume=True)
     assert weights_of(again) == weights_of(trained[began])
@@ -156,7 +156,7 @@ def test_weights_that_are_no_good_for_it_are_trained_without(
 )
 def test_a_configuration_that_rules_it_out_is_told(tmp_path: Path, override: str, why: str) -> None:
     cfg = rl_config(tmp_path, "run", ["train.alg_name=reinforce", override])
-    choice = decided(cfg)
+    choice = decide_sharing(cfg)
     assert choice.value is False and choice.why == why
 
 
@@ -164,7 +164,9 @@ def test_a_configuration_that_rules_it_out_is_told(tmp_path: Path, override: str
 def test_a_model_of_another_kind_is_left_alone(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     tiny(name).save_pretrained(folder)
-    choice = decided(rl_config(tmp_path, "run", [f"model.name={folder}", "model.max_length=8"]))
+    choice = decide_sharing(
+        rl_config(tmp_path, "run", [f"model.name={folder}", "model.max_length=8"])
+    )
     assert choice.value is False and choice.why
     assert "set it to false" not in choice.why and not choice.why.startswith(FIELD)
 

@@ -14,9 +14,9 @@ import pytest
 from command_line import WARM
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import DeadlineError, Interrupted, OxrlError
-from oxrl.recipes import run
 
 # Seconds from the signal to the end of the process, on a machine that does other things too; each
 # sleeping reward alone would take 600.

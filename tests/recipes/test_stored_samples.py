@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from oxrl.cli import app
 from oxrl.commands.replay import replay
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
-from oxrl.recipes import run
 from oxrl.rollouts.whole_samples import read_step, written
 from oxrl.usercode.messages import encode
 

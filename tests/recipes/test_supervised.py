@@ -16,12 +16,13 @@ import torch
 from small_runs import metric_lines, sft_config
 from torch import Tensor
 
+from oxrl.commands.train import run
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy
-from oxrl.recipes import run, supervised
+from oxrl.recipes import supervised
 from oxrl.recipes.supervised import evaluate_loss, loss_fn, pack, to_supervised_batch
 from oxrl.types import Output, TokenBatch
 

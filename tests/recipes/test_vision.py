@@ -24,9 +24,10 @@ from transformers import (
 )
 from vision_families import FAMILIES, write_family, write_image
 
-from oxrl.assembly.assembly import build_images, local_sampler, row_options
-from oxrl.assembly.images import image_store, model_images
+from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.images import model_images
 from oxrl.commands.export import run_export
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.config.schema import Config
 from oxrl.data.conversations import ConversationDataset
@@ -42,7 +43,6 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import CausalNetwork, unpadded
 from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import freeze, part_of
-from oxrl.recipes import run
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling
@@ -78,6 +78,14 @@ def write_rows(folder: Path) -> None:
     (folder / "rows.jsonl").write_text(text)
     prompts = [{key: value for key, value in row.items() if key != "completion"} for row in rows]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+
+
+# Whoever reads rows of a configuration and shows their images does it with one assembly.
+ASSEMBLIES: dict[int, Assembly] = {}
+
+
+def parts_of(cfg: Config) -> Assembly:
+    return ASSEMBLIES.setdefault(id(cfg), Assembly(cfg))
 
 
 def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, Any]) -> Config:
@@ -132,8 +140,10 @@ def model(request: pytest.FixtureRequest, folder: Path) -> str:
 
 def batch_of(cfg: Config) -> Any:
     tokenizer = load_tokenizer(cfg.model.name)
-    data = ConversationDataset.load(cfg.data.train_files[0], tokenizer, row_options(cfg, False))
-    return to_supervised_batch(data.in_order(), 0, images=build_images(cfg))
+    data = ConversationDataset.load(
+        cfg.data.train_files[0], tokenizer, parts_of(cfg).row_options(held_out=False)
+    )
+    return to_supervised_batch(data.in_order(), 0, images=parts_of(cfg).images)
 
 
 def gradient(model: str, batch: Any, parts: list[list[int]], budget: int) -> Tensor:
@@ -162,11 +172,13 @@ def test_the_gradient_does_not_depend_on_how_rows_are_cut(folder: Path, model: s
 def test_packed_rows_have_the_gradient_of_rows_apart(folder: Path, model: str) -> None:
     cfg = config(folder, model)
     data = ConversationDataset.load(
-        cfg.data.train_files[0], load_tokenizer(cfg.model.name), row_options(cfg, False)
+        cfg.data.train_files[0],
+        load_tokenizer(cfg.model.name),
+        parts_of(cfg).row_options(held_out=False),
     )
     examples = data.in_order()
     longest = max(len(example.token_ids) for example in examples)
-    images = build_images(cfg)
+    images = parts_of(cfg).images
     apart = to_supervised_batch(examples, 0, images=images)
     packed = to_supervised_batch(examples, 0, images=images, pack_tokens=2 * longest)
     rows = len(packed.inputs)
@@ -202,8 +214,8 @@ def sampled(cfg: Config, samples: int = 3, temperature: float = 1.0) -> Any:
     tokenizer = load_tokenizer(cfg.model.name)
     policy = load_policy(cfg.model.name)
     path = str(Path(cfg.data.train_files[0]).with_name("prompts.jsonl"))
-    prompts = PromptDataset.load(path, tokenizer, row_options(cfg, False))
-    sampler = local_sampler(cfg, policy, tokenizer)
+    prompts = PromptDataset.load(path, tokenizer, parts_of(cfg).row_options(held_out=False))
+    sampler = parts_of(cfg).local_sampler(policy)
     sampling = Sampling(max_tokens=8, stop_token_ids=(1,), temperature=temperature)
     draws = list(enumerate(prompts.in_order()))
     requests = make_requests(draws, samples=samples, sampling=sampling, run_seed=0)
@@ -228,7 +240,7 @@ def test_samples_have_the_trainers_logprobs(folder: Path, model: str) -> None:
         )
         for request, completion in zip(requests, done, strict=True)
     ]
-    batch = to_rollout_batch(rollouts, pad_id=0, images=build_images(cfg))
+    batch = to_rollout_batch(rollouts, pad_id=0, images=parts_of(cfg).images)
     trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3, micro_batch_tokens=200))
     said: Any = trainer.forward(batch.inputs, WANT).logprobs
     mask = batch.inputs.response_mask
@@ -249,7 +261,7 @@ def test_a_still_tower_reads_an_image_once(folder: Path, model: str) -> None:
     tower = policy.base_model.get_submodule(family.tower[0].removesuffix("."))
     read: list[int] = []
     tower.register_forward_hook(lambda *_: read.append(1))
-    sampler = local_sampler(cfg, policy, load_tokenizer(model))
+    sampler = parts_of(cfg).local_sampler(policy)
     first = 0
     for version in (1, 2):  # as after a step: what was computed before it is computed again
         done = generate(sampler, requests, deadline_s=60)
@@ -345,11 +357,14 @@ def test_places_and_pixels_are_those_of_transformers_own_processor(
 def test_a_row_with_too_many_image_tokens_is_refused_by_name(folder: Path) -> None:
     cfg = config(folder, "builtin:tiny-vl")
     batch = batch_of(cfg)
-    store = image_store(cfg)
+    store = parts_of(cfg).images
+    assert store is not None
     tokens = batch.inputs.tokens.clone()
     tokens[1, -1] = store.reader.image_id
     data = ConversationDataset.load(
-        cfg.data.train_files[0], load_tokenizer(cfg.model.name), row_options(cfg, False)
+        cfg.data.train_files[0],
+        load_tokenizer(cfg.model.name),
+        parts_of(cfg).row_options(held_out=False),
     )
     rows = [(f"row {n}", unit.images) for n, unit in enumerate(data.in_order())]
     import dataclasses
@@ -496,7 +511,7 @@ def test_what_is_not_built_yet_is_refused_with_the_reason(folder: Path) -> None:
 
 def test_an_image_that_belongs_to_no_run_may_have_65536_pixels_to_a_side(tmp_path: Path) -> None:
     """Of the longest side that there may be it is the model that refuses: it reads text alone."""
-    store = model_images("builtin:tiny")
+    store = model_images("builtin:tiny", load_tokenizer("builtin:tiny"))
     path = tmp_path / "long.png"
     record = Record("asked:1", {"prompt": "what?", "images": [str(path)]}, start=0)
     for side, refused in (

@@ -15,7 +15,7 @@ from torch import Tensor
 from vision_families import FAMILIES, write_family
 from vision_ranks import measure, measure_all
 
-from oxrl.recipes import run
+from oxrl.commands.train import run
 from oxrl.runs.ranks import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore")

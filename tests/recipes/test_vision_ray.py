@@ -15,8 +15,8 @@ from test_ray_recipe import samples
 from test_vision import rl, write_rows
 from vision_families import write_family
 
+from oxrl.commands.train import run
 from oxrl.engines.ray import rollouts as ray_rollouts
-from oxrl.recipes import run
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"

@@ -14,12 +14,12 @@ from figures import SEED, Learned
 from test_vision import config, rl, write_rows
 from vision_families import write_family, write_image
 
-from oxrl.assembly.assembly import row_options
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
 from oxrl.data.prompts import PromptDataset
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_parts import part_of
-from oxrl.recipes import run
 from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -150,7 +150,7 @@ def test_drawings_and_questions_are_prepared_alike_for_a_seed(tmp_path: Path) ->
         row["answer"] for row in read["eval_other_images"]
     ]
     cfg = config(tmp_path, NAME, data={"train": str(tmp_path / "a" / "sft.jsonl")})
-    options = row_options(cfg, False)
+    options = Assembly(cfg).row_options(held_out=False)
     path = tmp_path / "a" / "eval.jsonl"
     [first, *_] = PromptDataset.load(path, load_tokenizer(NAME), options).in_order()
     assert len(first.images) == 1 and first.answer in ("red", "green", "blue", "yellow")
@@ -165,7 +165,9 @@ def test_nlvr_is_prepared_from_files_and_from_bytes(
     for name, file in (("a", "dev_400"), ("b", "dev_64")):
         path = tmp_path / name / f"{file}.jsonl"
         cfg = config(tmp_path, NAME, data={"train": str(path)})
-        found = PromptDataset.load(path, load_tokenizer(NAME), row_options(cfg, False)).in_order()
+        found = PromptDataset.load(
+            path, load_tokenizer(NAME), Assembly(cfg).row_options(held_out=False)
+        ).in_order()
         assert len(found) == 20
         assert {prompt.answer for prompt in found} == {"true", "false"}
         assert all(len(prompt.images) == 1 for prompt in found)

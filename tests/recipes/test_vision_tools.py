@@ -25,9 +25,9 @@ import oxrl
 from oxrl.cli import app
 from oxrl.commands.evaluate import run_generate
 from oxrl.commands.replay import compare_samples, compare_update, go_through
+from oxrl.commands.train import run
 from oxrl.config.schema import Config
 from oxrl.errors import ConfigError, DataError
-from oxrl.recipes import run
 from oxrl.report.page import write_report
 from oxrl.types import Sampling
 
@@ -140,7 +140,7 @@ def test_a_run_of_text_imports_nothing_that_reads_images(tmp_path: Path) -> None
     program = (
         "import sys\n"
         "from oxrl.config import load_config\n"
-        "from oxrl.recipes import run\n"
+        "from oxrl.commands.train import run\n"
         f"run(load_config({str(tmp_path / 'text.yaml')!r}))\n"
         "ours = [n for n in sys.modules if n.startswith('oxrl') and 'image' in n]\n"
         "print('modules', [n for n in ('oxrl.data.image_store', 'oxrl.data.image_files') "

@@ -18,8 +18,8 @@ from command_line import Command
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.commands.evaluate import run_eval, run_generate
+from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes import run
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: `make env-scale`"),

@@ -16,9 +16,9 @@ import pytest
 from command_line import Command
 from small_runs import final_files, metric_lines, model_that_stops, rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import EngineError
-from oxrl.recipes import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None or find_spec("ray") is None,

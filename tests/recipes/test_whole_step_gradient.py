@@ -14,6 +14,7 @@ from small_runs import rl_config
 from tiny import VOCABULARY, AttentionModel, token_batch
 from torch import Tensor, nn
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.advantages import AdvantageInputs
@@ -66,14 +67,14 @@ def _problem(
     engine: Any = "never asked"
     given = FeatureInputs(
         row=cfg.train.row,
-        train=cfg.train,
+        train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
         policy=engine,
         critic=engine,
         reference=None,
     )
     features = build_features(given)
-    objective = Objective(cfg.train, features, max_tokens=cfg.rollout.max_tokens)
+    objective = Objective(Assembly(cfg).algorithm, features, max_tokens=cfg.rollout.max_tokens)
     group_ids = torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.25], dtype=torch.float64)
     old = _noise(inputs, 1, dtype, poison) * 0.05 - 2.5

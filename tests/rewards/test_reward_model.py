@@ -13,13 +13,13 @@ from loaded_rewards import load_reward
 from safetensors.torch import load_file
 from small_runs import rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
-from oxrl.recipes import run
 from oxrl.rewards.model_pool import ModelPool
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience

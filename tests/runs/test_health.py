@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from small_runs import rl_config
 
+from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
-from oxrl.recipes import run
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
 from oxrl.runs.health_checks import NAMES, PATIENCE, SIGNS

@@ -69,6 +69,13 @@ class ScriptedSampler:
     `seen` keeps, per id, what every turn read and what was sampled.
     """
 
+    # Of weights and rest nothing is asked here.
+    update_weights: Any = None
+    held: Any = None
+    logprobs: Any = None
+    sleep: Any = None
+    wake: Any = None
+
     version = 4
 
     def __init__(self, order: int = 0, *, stops: float = 1.0, longest: int = 6) -> None:

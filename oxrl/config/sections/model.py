@@ -7,7 +7,7 @@ from typing import Literal
 from oxrl.config.field import Section, setting
 from oxrl.config.origins import Learned
 from oxrl.data.templates import TRAINING_TEMPLATES
-from oxrl.modelfiles.dims import model_context
+from oxrl.modelfiles.dims import model_context, model_dims
 
 
 class ModelConfig(Section):
@@ -71,6 +71,12 @@ class ModelConfig(Section):
     def weight_bytes(self) -> int:
         """Bytes of a weight in `dtype`."""
         return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the policy's weights; 0: unknown."""
+        dims = model_dims(self.name)
+        return 0 if dims is None else dims.parameters * self.weight_bytes
 
     @property
     def context_length(self) -> int | None:

@@ -20,7 +20,6 @@ from oxrl.config.field import (
     setting,
 )
 from oxrl.errors import known
-from oxrl.tables.cells import find_cell
 from oxrl.tables.engines import (
     TRAINING_ENGINES,
     Masters,
@@ -229,17 +228,6 @@ class TrainConfig(Section):
     def value(self, number: Number[T]) -> T:
         """What a number of the tables is in this run; the recipe's rows can read it."""
         return getattr(self, number.key)
-
-    def numbers(self, kind: str, name: str) -> dict[str, Value]:
-        """Return the numbers that a cell reads, by the names its function knows them by.
-
-        Args:
-            kind: advantage, ratio, gate, selection, correction, kl or weights.
-            name: of the cell.
-        """
-        if kind == "gate" and is_own(name):
-            return dict(self.loss_numbers)
-        return {number.name: self.value(number) for number in find_cell(kind, name).numbers}
 
 
 def is_own(loss: str) -> bool:

@@ -30,15 +30,11 @@ FEATURES = {
 
 
 def build_features(given: FeatureInputs) -> list[Feature]:
-    """The features that the row asks for, in the order of the table; then those of the user."""
+    """The features that the row asks for, in the order of the table."""
     features: list[Feature] = []
     for need in given.row.needs:
         if need in FEATURES:
             module, _, name = FEATURES[need].partition(":")
             kind = getattr(import_module(f"{__name__}.{module}"), name)
             features.append(kind(given))
-    if given.train.features:
-        from oxrl.recipes.features.own_feature import own_features  # most runs have none
-
-        features += own_features(given)
     return features

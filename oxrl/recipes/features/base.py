@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -19,24 +19,23 @@ from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 if TYPE_CHECKING:
-    from oxrl.config.sections.train import TrainConfig
     from oxrl.recipes.progress import RolloutProgress
     from oxrl.rollouts.rounds import GroupChoice
-    from oxrl.tables.policy import Row
+    from oxrl.tables.policy import Algorithm, Row
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureInputs:
     """What a feature is built from.
 
-    row: the algorithm. train: its numbers. max_tokens: longest response.
+    row: of the table. train: its numbers. max_tokens: longest response.
     policy, critic, reference: engines; None where the run has none. The reference is one whose
     weights can be set. part_weights: of the parts of the reward, by name. compared_parts: those
     that the row compares one by one; empty: it compares their sum.
     """
 
     row: Row
-    train: TrainConfig
+    train: Algorithm
     max_tokens: int
     policy: TrainEngine
     critic: TrainEngine | None
@@ -45,8 +44,7 @@ class FeatureInputs:
     compared_parts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What is known of a rollout batch when its policy batch has been prepared.
 
     said: the policy before the update, None where nobody asked. returns: [B, T] for a critic.

@@ -18,6 +18,7 @@ from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.progress import RolloutProgress
+from oxrl.tables.numbers import Value
 from oxrl.tables.user_code import FEATURE
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
 from oxrl.usercode.find import UserCode, find, made_again
@@ -89,12 +90,20 @@ def tried_features(names: Sequence[str]) -> str:
     return f"{', '.join(names)}: made when a run starts"
 
 
-def own_features(given: FeatureInputs) -> list[Feature]:
-    """The features that a configuration names beside those of its row, in its order."""
+def own_features(
+    given: FeatureInputs, named: Mapping[str, Mapping[str, Value]], *, sent: bool
+) -> list[Feature]:
+    """The features that a configuration names beside those of its row, in its order.
+
+    Args:
+        given: what features are built from.
+        named: `train.features`, each with its numbers.
+        sent: whether other processes make the same of them.
+    """
     features: list[Feature] = []
-    for name in given.train.features:
-        feature = OwnFeature(name, given)
-        if given.train.backend != "local":
+    for name, numbers in named.items():
+        feature = OwnFeature(name, given, numbers)
+        if sent:
             feature.message()
         features.append(feature)
     return features
@@ -104,16 +113,17 @@ class OwnFeature(Feature):
     """A feature of the user's, and what its hooks return looked at.
 
     Args:
-        name: in `train.features`, whose numbers its class gets by their names.
+        name: in `train.features`.
         given: what features are built from.
+        numbers: of `train.features`, which its class gets by their names.
 
     Raises:
         ConfigError: it cannot be made.
     """
 
-    def __init__(self, name: str, given: FeatureInputs) -> None:
+    def __init__(self, name: str, given: FeatureInputs, numbers: Mapping[str, Value]) -> None:
         found = find_feature(name)
-        made = found.call(found.value, given, **given.train.features[name])
+        made = found.call(found.value, given, **numbers)
         if not isinstance(made, Feature):
             raise found.problem(f"it made {type(made).__name__}: {WANTED}")
         self._name = name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +18,6 @@ from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.progress import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
-
-log = logging.getLogger(__name__)
 
 FILE = "moments.json"
 How = Literal["none", "running", "batch"]
@@ -72,11 +69,7 @@ class RewardScale(Feature):
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote."""
-        path = directory / FILE
-        if not path.exists():
-            log.info("%s: no rewards were normalised before; this begins now", directory)
-            return
-        self._seen = Moments(**json.loads(path.read_text(encoding="utf-8")))
+        self._seen = Moments(**json.loads((directory / FILE).read_text(encoding="utf-8")))
 
     def _moments(self, rewards: Tensor) -> Moments | None:
         if self._how == "none":

@@ -1,0 +1,150 @@
+"""The reward of a run as pools that score: one, or those of its parts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from oxrl.assembly.assembly import Assembly
+from oxrl.config import Config
+from oxrl.config.reward_options import (
+    JUDGE,
+    AskedReward,
+    asked_rewards,
+    runs_beside_policy,
+    runs_in_actors,
+)
+from oxrl.rewards.pool_choice import reward_pool
+from oxrl.rewards.pools import ScoringPool, SinglePool
+from oxrl.runs.waiting import Patience, StopAsked
+
+if TYPE_CHECKING:
+    from oxrl.engines.ray.cluster import Cluster
+    from oxrl.rewards.model_options import StepsRule
+    from oxrl.rewards.reward_model import RewardModel
+
+
+def start_rewards(
+    assembly: Assembly, stack: ExitStack, stop: StopAsked, pool: ScoringPool | None = None
+) -> ScoringPool | None:
+    """The reward's pool, proved to load; None where an environment is all that rewards, or nothing
+    is scored.
+
+    Args:
+        stack: closes it.
+        pool: one that is there already.
+    """
+    cfg = assembly.cfg
+    if not cfg.reward.exists or cfg.scores_nothing:
+        return None
+    pool = pool or build_rewards(assembly)
+    stack.callback(pool.close)
+    pool.start(Patience(stop))
+    return pool
+
+
+def build_rewards(assembly: Assembly) -> ScoringPool:
+    """The pool of the reward, or those of its parts."""
+    asked = asked_rewards(assembly.cfg.reward)
+    if not assembly.cfg.reward.parts:
+        return _reward_pool(assembly, asked[0])
+    from oxrl.rewards.parts import Part, PartsPool  # one reward does without
+
+    parts: dict[str, Part] = {}
+    for one in asked:
+        pool = _reward_pool(assembly, one)
+        parts[one.part] = Part(pool=pool, weight=one.weight, optional=one.optional)
+    return PartsPool(parts)
+
+
+def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
+    """The pool of another reward under the limits of `reward`, to choose between responses by.
+
+    A process reward model chooses by the worst step, Math-Shepherd, arXiv:2312.08935.
+    """
+    from oxrl.rewards.model_options import STEPS, is_model, kind_of  # of `oxrl eval --pick`
+
+    by_steps = is_model(name) and kind_of(Path(name)) == "process"
+    options = {STEPS: "worst"} if by_steps else {}
+    changed = {"name": name, "parts": {}, "options": options}
+    reward = assembly.cfg.reward.model_copy(update=changed)
+    return _reward_pool(assembly, asked_rewards(reward)[0])
+
+
+def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
+    cfg = assembly.cfg
+    if asked.name == JUDGE:
+        from oxrl_graders.judge.pool import JudgePool  # other rewards ask nobody
+        from oxrl_graders.judge.record import FILE
+
+        return JudgePool(
+            asked.options,
+            requests=asked.workers,
+            timeout_s=asked.timeout_s,
+            record=cfg.run.directory / FILE,
+            field=asked.field,
+        )
+    if runs_in_actors(cfg, asked):
+        return _actor_pool(cfg, asked)
+    if runs_beside_policy(cfg, asked):
+        from oxrl.rewards.model_pool import ModelPool  # other rewards read no model
+
+        return ModelPool(
+            asked.name,
+            device=assembly.device,
+            budget=assembly.tokens_at_once,
+            timeout_s=asked.timeout_s,
+            field=asked.field,
+            steps=steps_rule(asked),
+        )
+    return reward_pool(
+        asked.name,
+        workers=asked.workers,
+        timeout_s=asked.timeout_s,
+        options=asked.options,
+        field=asked.field,
+    )
+
+
+def _actor_pool(cfg: Config, asked: AskedReward) -> SinglePool:
+    """A reward model in Ray actors."""
+    # Ray is an extra.
+    from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
+    from oxrl.engines.ray.reward_models import ModelActorPool
+
+    def gpus(cluster: Cluster) -> int:
+        return gpus_per_actor(cfg, cluster.gpus())
+
+    return ModelActorPool(
+        asked.name,
+        partial(reward_model_of_actor, cfg, asked),
+        cluster=partial(open_cluster, cfg),
+        actors=cfg.reward.actors,
+        gpus=gpus,
+        timeout_s=asked.timeout_s,
+        field=asked.field,
+    )
+
+
+def reward_model_of_actor(cfg: Config, asked: AskedReward) -> RewardModel:
+    """The reward model that an actor builds, on the device that it has."""
+    from oxrl.rewards.reward_model import RewardModel  # other rewards read no model
+
+    assembly = Assembly(cfg)
+    return RewardModel(
+        Path(asked.name),
+        device=assembly.device,
+        budget=assembly.tokens_at_once,
+        steps=steps_rule(asked),
+    )
+
+
+def steps_rule(asked: AskedReward) -> StepsRule:
+    """The score that a process reward model makes of its steps; the config's checks have looked at
+    it.
+    """
+    from oxrl.rewards.model_options import DEFAULT_STEPS, STEPS  # as above
+
+    return cast("StepsRule", asked.options.get(STEPS, DEFAULT_STEPS))

@@ -1,0 +1,220 @@
+"""What a configuration leaves open is settled when a run begins, noted, and done so ever after.
+
+Inputs are pinned, and what says auto is decided: how many tokens are read at once, and whether the
+prompt of a group is read once. Both depend on the configuration and on the kind of model alone, not
+on how fast the machine is, so that two runs decide alike. After `settle` nobody changes a
+configuration.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from oxrl.assembly import micro_batch_rules
+from oxrl.assembly.assembly import DTYPES, Assembly
+from oxrl.assembly.micro_batch_rules import ByRule, read_at_once, tokens_by_rule
+from oxrl.assembly.pins import with_pinned_inputs
+from oxrl.config import Config
+from oxrl.config.checks import share_prefix
+from oxrl.config.checks.share_prefix import obstacles, open_choice
+from oxrl.engines.sample.choice import attends_to_everything
+from oxrl.modelfiles.builtin import builtin_policy, is_builtin
+from oxrl.modelfiles.folder import adapter_base
+from oxrl.models.load import named_in_errors
+from oxrl.models.shared_prefix import SharingRefused
+from oxrl.models.sharing_trial import try_sharing
+from oxrl.models.trial_cache import remembered_trial
+from oxrl.runs.checkpoints import list_checkpoints
+from oxrl.runs.choices import Choice, note_choice, noted_choice
+from oxrl.runs.files import Json
+from oxrl.runs.ranks import Ranks
+
+if TYPE_CHECKING:
+    from oxrl.recipes.session import Session
+
+# Why something was noted of a run that did not begin with auto.
+AS_BEFORE = "so it was when the run began"
+# On a rank that is told what the first one chose.
+NOT_SAID = Choice(0, "")
+
+
+def settle(cfg: Config, session: Session) -> Config:
+    """The configuration of a run with nothing left open: as was noted, or as is decided now.
+
+    Args:
+        cfg: of a run that begins or goes on.
+        session: of the run; what it has noted is looked at on the first rank, the others do alike.
+    """
+    ranks = session.ranks
+    cfg = with_pinned_inputs(cfg, session.run.noted if ranks.first else {}, ranks)
+    if cfg.train.micro_batch_tokens == "auto":
+        cut = NOT_SAID
+        if ranks.first:
+            cut = _choose(
+                session,
+                micro_batch_rules.FIELD,
+                functools.partial(decide_micro_batch, cfg),
+                describe_micro_batch,
+            )
+        cfg = _with_micro_batch(cfg, ranks.agree(cut))
+    if ranks.first and open_choice(cfg):
+        decide = functools.partial(decide_sharing, cfg)
+        sharing = _choose(session, share_prefix.FIELD, decide, describe_sharing)
+        cfg = _with_train(cfg, share_prefix=bool(sharing.value))
+    return without_idle_actors(cfg)
+
+
+def settle_as_noted(cfg: Config, noted: Json, ranks: Ranks, run: Path) -> Config:
+    """The configuration of a replay: as the run in a directory was carried out.
+
+    Args:
+        noted: what the review of the inputs found.
+        ranks: that train.
+        run: the directory.
+    """
+    cfg = with_pinned_inputs(cfg, noted, ranks)
+    if open_choice(cfg):
+        sharing = noted_choice(run, share_prefix.FIELD) or Choice(False, "nothing was noted")
+        cfg = _with_train(cfg, share_prefix=bool(sharing.value))
+    cut = noted_choice(run, micro_batch_rules.FIELD)
+    if cfg.train.micro_batch_tokens == "auto" and cut is not None:
+        cfg = _with_micro_batch(cfg, cut)
+    return without_idle_actors(cfg)
+
+
+def without_sharing(cfg: Config, session: Session, refusal: SharingRefused) -> Config:
+    """The configuration of a run whose weights turned out to be no good for prompts read once.
+
+    Args:
+        cfg: settled.
+        session: of the run, which notes it.
+        refusal: says why.
+
+    Raises:
+        SharingRefused: something was computed with prompts read once.
+    """
+    if list_checkpoints(session.run.checkpoints):
+        raise refusal
+    choice = Choice(False, _reason(refusal))
+    note_choice(session.run.path, share_prefix.FIELD, choice)
+    session.message(describe_sharing(choice))
+    session.pool = None
+    return _with_train(cfg, share_prefix=False)
+
+
+def without_idle_actors(cfg: Config) -> Config:
+    """A configuration without the actors that a run does without: of stored samples those that
+    sample, of `run.only: rollouts` those that train.
+    """
+    if cfg.run.only is not None:
+        return _with_train(cfg, backend="local")
+    if cfg.rollout.from_samples is None:
+        return cfg
+    in_process = {"name": "local", "actors": 0, "placement": "separate"}
+    sampling = cfg.inference_engine.model_copy(update=in_process)
+    return cfg.model_copy(update={"inference_engine": sampling})
+
+
+def _choose(
+    session: Session, field: str, decide: Callable[[], Choice], describe: Callable[[Choice], str]
+) -> Choice:
+    # What was noted, what the run was begun with, or what is decided now.
+    run = session.run
+    choice = noted_choice(run.path, field)
+    if choice is not None:
+        return choice
+    before, _ = run.changes.get(field, (None, None))
+    if isinstance(before, int) and run.resuming and list_checkpoints(run.checkpoints):
+        choice = Choice(before, AS_BEFORE)
+    else:
+        choice = decide()
+    note_choice(run.path, field, choice)
+    session.message(describe(choice))
+    return choice
+
+
+def _with_train(cfg: Config, **changed: object) -> Config:
+    return cfg.model_copy(update={"train": cfg.train.model_copy(update=changed)})
+
+
+def _with_micro_batch(cfg: Config, choice: Choice) -> Config:
+    # A run that began with a number is cut as it was then.
+    number = choice.value if choice.why == AS_BEFORE else ByRule(choice.value)
+    return _with_train(cfg, micro_batch_tokens=number)
+
+
+def decide_micro_batch(cfg: Config) -> Choice:
+    """What `train.micro_batch_tokens: auto` comes to, and why."""
+    return Choice(*tokens_by_rule(cfg, on_cpu=Assembly(cfg).device_type == "cpu"))
+
+
+def describe_micro_batch(choice: Choice) -> str:
+    """A choice in words."""
+    return (
+        f"read at once: {read_at_once(choice.value)} "
+        f"({micro_batch_rules.FIELD}: auto, {choice.why})"
+    )
+
+
+def decide_sharing(cfg: Config) -> Choice:
+    """What `train.share_prefix: auto` comes to, and why.
+
+    Args:
+        cfg: of a run that begins.
+
+    Raises:
+        DataError: the model's configuration cannot be read.
+    """
+    for obstacle in obstacles(cfg):
+        return Choice(False, f"reading it once {obstacle.why}")
+    if cfg.recipe == "rl" and cfg.rollout.n_samples == 1:
+        return Choice(False, "a prompt has one response (rollout.n_samples)")
+    config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
+    if not attends_to_everything(config, cfg.model.max_length):
+        kind = config.get_text_config().model_type
+        return Choice(False, f"not every layer of {kind} is known to attend to all tokens before")
+    try:
+        difference = _tried(
+            cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code, cfg.model.dtype
+        )
+    except SharingRefused as refusal:
+        return Choice(False, _reason(refusal))
+    found = f"a small model of its kind learns the same from it, to {difference:.0e}"
+    return Choice(True, found)
+
+
+@functools.cache
+def _model_config(name: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
+    base = adapter_base(name)
+    if base is not None:
+        return _model_config(base, None, trust_remote_code)
+    if is_builtin(name):
+        return builtin_policy(name, seed=0).config
+    with named_in_errors("model", name):
+        return AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision or "main"
+        )
+
+
+@functools.cache
+def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str) -> float:
+    config = _model_config(name, revision, trust_remote_code)
+    if trust_remote_code:
+        return try_sharing(config, DTYPES[dtype], trust_remote_code=trust_remote_code)
+    return remembered_trial(config, DTYPES[dtype])
+
+
+def describe_sharing(choice: Choice) -> str:
+    """A choice in words."""
+    how = "once for all of its responses" if choice.value else "anew for each response"
+    return f"each prompt is read {how}: {choice.why} ({share_prefix.FIELD}: auto)"
+
+
+def _reason(refusal: SharingRefused) -> str:
+    """Without what to do: auto has done it."""
+    return str(refusal).removeprefix(f"{share_prefix.FIELD}: ").removesuffix("; set it to false")

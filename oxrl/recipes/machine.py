@@ -1,0 +1,62 @@
+"""Everything that a training loop works with, as plain objects: no configuration is read there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from oxrl.checkpoint.saved import Saved
+from oxrl.engines.delivery.shared import Delivery
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.recipes.compute_accounting import Ledger
+from oxrl.recipes.objective import Objective
+from oxrl.rollouts.batch import RowRules
+from oxrl.rollouts.sync import RolloutSource
+
+if TYPE_CHECKING:
+    from oxrl.data.prompts import PromptDataset
+    from oxrl.recipes.features.base import Feature
+    from oxrl.recipes.scored_answers import ScoredSampler
+
+
+class Evaluation(NamedTuple):
+    """The held-out prompts of a run, and who answers them."""
+
+    prompts: PromptDataset
+    answers: ScoredSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A run of reinforcement learning, put together; `oxrl.assembly.assemble` does that.
+
+    seed: of the run. steps: optimizer steps. epochs: passes over a rollout batch, in `minibatches`
+    steps each. kl_coeff: of the KL in the reward, at the start. policy: that learns. reference:
+    None where no KL is taken. features: what the row adds to the loop, in order. source: of
+    rollouts, with `sampler` behind it. row_rules: which rows can be learned from. evaluation: None
+    without held-out prompts. saved: what a checkpoint holds, subdirectory -> what is stored there.
+    ratio_tolerance: of the first ratio, in nats. keeps_tokens: rollout batches are recorded with
+    the numbers of every token. close: stops samplers, workers and actors.
+    """
+
+    seed: int
+    steps: int
+    epochs: int
+    minibatches: int
+    kl_coeff: float
+    policy: TrainEngine
+    reference: Scorer | None
+    objective: Objective
+    features: Sequence[Feature]
+    sampler: RolloutEngine
+    source: RolloutSource
+    delivery: Delivery
+    row_rules: RowRules
+    evaluation: Evaluation | None
+    ledger: Ledger
+    saved: Mapping[str, Saved]
+    ratio_tolerance: float
+    keeps_tokens: bool
+    close: Callable[[], None]
