@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from oxrl.rewards import workers
-from oxrl.rewards.base import find_reward
+from oxrl.assembly import reward_pools
+from oxrl.rewards.own_function import OwnFunctionPool
+from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import SinglePool
-from oxrl.rewards.workers import OwnFunctionPool
 from oxrl.types import Objects
 
 DIGITS = '''
@@ -22,7 +22,6 @@ def digits(prompt, completion):
 '''
 # Texts of files; tests add those of rewards that are not what they test.
 HARMLESS = {DIGITS}
-in_workers = workers.pool_of
 
 
 class PoolHere(OwnFunctionPool):
@@ -34,15 +33,15 @@ class PoolHere(OwnFunctionPool):
 def pool_of(
     name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
 ) -> SinglePool:
-    """In the place of that of `oxrl.rewards.workers`: workers for every reward that is not HARMLESS."""
+    """In the place of `reward_pool`: the same for every reward that is not HARMLESS."""
     file = Path(name.rpartition(":")[0])
     if file.is_file() and file.read_text() in HARMLESS:
         paths = [*sys.path]  # of a file that is loaded, the folder is added
         try:
-            return PoolHere(find_reward(name, options), field)
+            return PoolHere(name, options, field)
         finally:
             sys.path[:] = paths
-    return in_workers(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    return reward_pool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
 
 
-workers.pool_of = pool_of
+reward_pools.reward_pool = pool_of
