@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from command_line import oxrl
@@ -22,10 +23,10 @@ from oxrl.usercode.messages import Json
 def examine_here(cfg: Config) -> Iterator[tuple[str, str, str]]:
     """In the place of `preflight_process.examine_apart`."""
     values = sections_of(read_values(cfg))
-    with Prepared() as prepared:
+    with closing(Prepared()) as prepared:
         for subject in preflight_process._subjects(cfg):
             request: Json = {"config": values, "subject": subject}
-            reply = preflight_process._reply(request, prepared)
+            reply = preflight_process._reply(prepared, request)
             yield subject, reply["state"], reply["text"]
 
 
