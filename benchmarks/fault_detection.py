@@ -55,7 +55,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import Whole
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import (
     Output,
     Prompt,

@@ -65,8 +65,8 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
     from oxrl.engines.train.options import TrainerOptions
     from oxrl.models.load import LoadOptions, load_policy
     from oxrl.models.weights import sent_bytes
-    from oxrl.runs.deadlines import Deadlines
     from oxrl.tables.engines import TRAINING_ENGINES
+    from oxrl.tables.watch import Deadlines
 
     torch.set_num_threads(1)
     settings = {} if engine == "fsdp" else {"zero_stage": int(engine[-1])}

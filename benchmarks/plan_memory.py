@@ -230,7 +230,7 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
 
     from oxrl.assembly.assembly import Assembly
     from oxrl.config import load_config
-    from oxrl.config.reads import has_reference_model
+    from oxrl.config.conditions import has_reference_model
     from oxrl.engines.train.joined_ranks import joined_ranks
     from oxrl.types import SupervisedBatch, TokenBatch
 

@@ -45,8 +45,8 @@ from oxrl.engines.transport.base import Copy, weights_in_turn
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
+from oxrl.tables.watch import Deadlines
 
 REPEATS = 7
 VOCABULARY = 8192

@@ -33,10 +33,11 @@ from oxrl.config.schema import FieldValues, GivenValues
 from oxrl.config.source import Source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
+from oxrl.flat_config import recorded_config
 from oxrl.report.notebook import Curves, live_curves
 from oxrl.report.page import write_report
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
-from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
+from oxrl.runs.directory import GIVEN, is_run, refuse_what_is_there
 from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
 from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of
 from oxrl.usercode.packing import packed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.config.field import cell_names
-from oxrl.config.other_names import OTHER_NAMES
+from oxrl.config.names import other_names
 from oxrl.config.schema import FIELDS, SECTIONS
+from oxrl.config.sections.train import cell_names
 from oxrl.tables.policy import ROWS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming_from.md"
@@ -40,10 +40,10 @@ def test_the_page_and_the_errors_about_other_names_agree() -> None:
         for word in re.findall(r"[\w.]+", theirs):
             name = word.rpartition(".")[2]
             shown[name] = shown.get(name, "") + f" {here} {note}"
-    known = {name: text for name, text in shown.items() if name in OTHER_NAMES}
+    known = {name: text for name, text in shown.items() if name in other_names()}
     assert len(known) > 40
     for name, text in known.items():
-        fields = OTHER_NAMES[name].fields
+        fields = other_names()[name].fields
         assert not fields or any(f"`{field}" in text for field in fields), (name, fields)
 
 

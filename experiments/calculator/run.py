@@ -25,7 +25,8 @@ from typing import Any
 import oxrl.assembly.episode_wiring
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
-from oxrl.config import load_config, load_evaluation_config
+from oxrl.config import load_config
+from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed

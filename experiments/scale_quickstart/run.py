@@ -35,7 +35,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
-from oxrl.config import dump_config, load_config, load_evaluation_config
+from oxrl.config import dump_config, load_config
+from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl_datasets.prepare import PREPARERS
 

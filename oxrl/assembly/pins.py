@@ -10,9 +10,9 @@ from pathlib import Path
 from oxrl.config import Config
 from oxrl.config.reward_options import asked_rewards
 from oxrl.config.sections.train import is_own
-from oxrl.data.templates import template_file
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.chat_templates import template_file
 from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
 from oxrl.modelfiles.hub import identity, locate
 from oxrl.modelfiles.vision import vision_family

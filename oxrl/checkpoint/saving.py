@@ -16,9 +16,9 @@ from oxrl.checkpoint.saved import Saved, SavedByRanks, SavedEngines
 from oxrl.checkpoint.shares import FLUSH_BYTES
 from oxrl.checkpoint.writer import CheckpointWriter
 from oxrl.errors import CheckpointWriteError, DeadlineError
-from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.files import size_of
 from oxrl.runs.ranks import Ranks
+from oxrl.tables.watch import Deadlines
 
 if TYPE_CHECKING:
     from oxrl.checkpoint.verify import Checkpoint

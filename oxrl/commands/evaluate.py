@@ -17,7 +17,8 @@ from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
 from oxrl.assembly.delivery import proved_sampler
 from oxrl.assembly.reward_pools import build_other_reward
 from oxrl.checkpoint.targets import find_target
-from oxrl.config import Config, load_evaluation_config, model_evaluation_config
+from oxrl.config import Config
+from oxrl.config.load_evaluation import load_evaluation_config, model_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.messages import Messages, images_of, read_messages

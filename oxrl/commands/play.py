@@ -18,7 +18,8 @@ from oxrl.assembly.assemble import answering
 from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
 from oxrl.assembly.reward_pools import build_rewards
 from oxrl.checkpoint.targets import find_target
-from oxrl.config import Config, load_evaluation_config, model_evaluation_config
+from oxrl.config import Config
+from oxrl.config.load_evaluation import load_evaluation_config, model_evaluation_config
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler

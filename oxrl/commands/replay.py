@@ -31,9 +31,10 @@ from oxrl.commands.train import train, training_ranks
 from oxrl.config import Config, load_config
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
+from oxrl.flat_config import recorded_config
 from oxrl.recipes.follower import Follower
 from oxrl.recipes.progress import P, Progress
-from oxrl.runs.directory import RunDirectory, is_run, recorded_config
+from oxrl.runs.directory import RunDirectory, is_run
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest

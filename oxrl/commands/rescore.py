@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.reward_pools import build_rewards
-from oxrl.config.load_reward import load_reward_config
+from oxrl.config.load_evaluation import load_reward_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.base import GroupScorer

@@ -4,13 +4,7 @@ of a run.
 Nothing here imports torch; recipes take a `Config`, and nothing below recipes sees one.
 """
 
-from oxrl.config.load import (
-    check_config,
-    load_config,
-    load_evaluation_config,
-    load_source,
-    model_evaluation_config,
-)
+from oxrl.config.load import check_config, load_config, load_source
 from oxrl.config.reads import config_diff, dump_config
 from oxrl.config.schema import Config, config_schema
 
@@ -21,7 +15,5 @@ __all__ = [
     "config_schema",
     "dump_config",
     "load_config",
-    "load_evaluation_config",
     "load_source",
-    "model_evaluation_config",
 ]

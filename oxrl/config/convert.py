@@ -7,15 +7,36 @@ import warnings
 from pathlib import Path
 
 from oxrl.config.load import load_source
-from oxrl.config.other_names import TRAINED_BY, meant_by, translated
+from oxrl.config.names import meant_by, translated
 from oxrl.config.schema import GivenValues, recipe_of
 from oxrl.config.source import Source, read_source
 from oxrl.errors import ConfigError
 
+# Which algorithm a file trains by that names none: the first of these names that it has decides.
+TRAINED_BY = {
+    "adv_estimator": "grpo",
+    "num_generations": "sgrpo",
+    "n_samples_per_prompt": "sgrpo",
+    "reward_funcs": "sgrpo",
+    "scale_rewards": "sgrpo",
+    "epsilon": "sgrpo",
+    "num_iterations": "sgrpo",
+    "desirable_weight": "kto",
+    "undesirable_weight": "kto",
+    "center_rewards_coefficient": "reward_model",
+    "beta": "dpo",
+    "label_smoothing": "dpo",
+    "precompute_ref_log_probs": "dpo",
+    "completion_only_loss": "sft",
+    "assistant_only_loss": "sft",
+    "dataset_text_field": "sft",
+    "packing": "sft",
+}
 GENERATIONS = 8  # of TRL, per prompt, where the file says nothing
 # What a batch of TRL is made of.
 BATCH = "per_device_train_batch_size times gradient_accumulation_steps"
-# Kind of training, as other_names.toml has it, and our field of its batch: from data, from rewards.
+# Kind of training, as names of other libraries may begin with it, and our field of its batch: from
+# data, from rewards.
 KINDS = (("sl", "data.rows_per_step"), ("rl", "data.prompts_per_step"))
 
 

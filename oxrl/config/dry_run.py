@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
-from oxrl.config.field import Section
-from oxrl.config.reads import generates_answers, row_fields
-from oxrl.config.schema import Config, FieldValues, GivenValues
+from oxrl.config.reads import fields_read, sections_of
+from oxrl.config.schema import Config, FieldValues
 from oxrl.errors import ConfigError
 
 MOST_TOKENS = 32
 MOST_SAMPLES = 4
 MOST_ROWS = 4
-
-S = TypeVar("S", bound=Section)
 
 
 def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
@@ -36,59 +32,38 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
     if recipe == "rejection":
         why = "has no dry run: a random model's responses would not be kept"
         raise ConfigError(f"{cfg.train.alg_name} {why}")
-    run: FieldValues = {
-        "dir": str(directory),
-        "steps": cfg.train.updates if recipe == "rl" else 1,
-        "mlflow": False,
-        "trackers": "",
-        "checkpoint_every": 0,
-    }
-    data: FieldValues = {
-        "prompts_per_step": cfg.train.minibatches if recipe == "rl" else 1,
-        "rows_per_step": min(cfg.data.rows_per_step, MOST_ROWS),
-        "max_prompt_tokens": None,
-        "overlong": "drop",
-    }
-    if cfg.data.eval is not None:
-        run["eval_every"] = 0
-        data["eval_rows"] = 2
-    own = {
-        "name": model,
-        "revision": None,
-        "dtype": "float32",
-        "max_length": None,
-    }
     tokens = min(cfg.rollout.max_tokens, MOST_TOKENS)
     samples = min(cfg.rollout.n_samples, MOST_SAMPLES)
-    rollout = {
-        "n_samples": samples,
-        "max_tokens": tokens,
-        "eval_samples": min(cfg.rollout.eval_samples, MOST_SAMPLES),
+    values: FieldValues = {
+        "run.dir": str(directory),
+        "run.steps": cfg.train.updates if recipe == "rl" else 1,
+        "run.mlflow": False,
+        "run.trackers": "",
+        "run.checkpoint_every": 0,
+        "run.eval_every": 0,
+        "model.name": model,
+        "model.revision": None,
+        "model.dtype": "float32",
+        "model.max_length": None,
+        "data.prompts_per_step": cfg.train.minibatches if recipe == "rl" else 1,
+        "data.rows_per_step": min(cfg.data.rows_per_step, MOST_ROWS),
+        "data.max_prompt_tokens": None,
+        "data.overlong": "drop",
+        "data.eval_rows": 2,
+        "rollout.n_samples": samples,
+        "rollout.max_tokens": tokens,
+        "rollout.eval_samples": min(cfg.rollout.eval_samples, MOST_SAMPLES),
+        # Numbers of the algorithm that may not be above those.
+        "train.overlong_buffer": _at_most(tokens, cfg.train.overlong_buffer),
+        "train.pass_k": _at_most(samples, cfg.train.pass_k),
     }
+    read = fields_read(cfg)
+    changed = sections_of({path: values[path] for path in values if path in read})
     sections = {
-        "run": _changed(cfg.run, run),
-        "model": _changed(cfg.model, own),
-        "data": _changed(cfg.data, data),
-        "train": _changed(cfg.train, _numbers(cfg, tokens, samples)),
+        name: getattr(cfg, name).model_copy(update=fields) for name, fields in changed.items()
     }
-    answers = recipe != "supervised" or generates_answers(cfg)
-    if "rollout" in type(cfg).model_fields and answers:
-        sections["rollout"] = _changed(cfg.rollout, rollout)
     return cfg.model_copy(update=sections)
 
 
-def _numbers(cfg: Config, tokens: int, samples: int) -> FieldValues:
-    """Numbers of the algorithm that may not be above the lengths and counts of a dry run."""
-    numbers: FieldValues = {}
-    read = row_fields(cfg.train.row)
-    for name, most in (("overlong_buffer", tokens), ("pass_k", samples)):
-        value = getattr(cfg.train, name) if f"train.{name}" in read else None
-        if value is not None:
-            numbers[name] = min(value, most)
-    return numbers
-
-
-def _changed(section: S, values: GivenValues) -> S:
-    """A section with those of the values that its recipe can read."""
-    known = {name: values[name] for name in values if name in type(section).model_fields}
-    return section.model_copy(update=known)
+def _at_most(most: int, value: int | None) -> int | None:
+    return None if value is None else min(value, most)

@@ -1,45 +1,73 @@
-"""What a section and a field of the configuration are: defaults, bounds with their reasons, and who
-reads them.
+"""What a section and a field of the configuration are. The line of a field says everything of it:
+default, meaning, bounds and their reasons, which recipes read it and when, what becomes of a run
+that is resumed with another value, and what other libraries call it.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack, cast, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypedDict, Unpack, cast, get_args, get_origin
 
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.numbers import AnyNumber, Number, T
+from oxrl.types import Objects
 
+Recipes = tuple[str, ...]
 # Recipes that read a field, where not all do.
 RL = ("rl",)
 SAMPLING = ("rl", "rejection")
 # Recipes whose prompts are answered and the answers scored, in evaluations at least.
 ANSWERING = (*SAMPLING, "supervised")
 EVALUATING = (*RL, "supervised")
-OFFLINE = ("supervised", "rejection", "preference", "reward_model")
+SUPERVISED = ("supervised", "rejection")
+OFFLINE = (*SUPERVISED, "preference", "reward_model")
 PREFERENCE = ("preference",)
 # Several responses to one prompt.
 COMPARING = (*RL, *PREFERENCE)
 ALL = ("rl", *OFFLINE)
 
-# YAML field -> kind of cell in the table.
-CELLS = {
-    name: name for name in ("advantage", "ratio", "denominator", "correction", "kl", "weights")
-} | {"loss": "gate"}
-
-
-def cell_names(kind: str) -> tuple[str, ...]:
-    """Names that a cell of this kind may hold."""
-    return tuple(name for found, name in TABLE if found == kind)
-
+# A function of `conditions.py`: whether a configuration reads a field. None: that cannot be told
+# yet, and the field is read where it is set.
+Condition = Callable[..., bool | None]
+# What becomes of a run that is resumed with another value. fixed: it would be another run, and is
+# refused. free: it is the same run. reorders: it is the same but for rounding, as sums are added in
+# another order. settled: as reorders, but its auto is settled when a run begins, and stays.
+Resume = Literal["fixed", "free", "reorders", "settled"]
 
 # Of a file and of a path, in bytes: what Linux takes.
 LONGEST_NAME = 255
 LONGEST_PATH = 4000
 LARGEST = 3.4e38
+
+
+@dataclass(frozen=True)
+class Aka:
+    """Names of other libraries that stand for a field.
+
+    Args:
+        names: as they are written there; with dots where the last word alone is not enough. A name
+            may begin with the kind of training, as rl.beta; sl is what learns from data.
+        note: what is different about them: another name alone does not do.
+        values: theirs -> ours, where these are called otherwise.
+    """
+
+    names: tuple[str, ...]
+    note: str
+    values: Objects
+
+
+Akas = Aka | tuple[Aka, ...]
+
+
+def aka(*names: str, note: str = "", values: Objects = MappingProxyType({})) -> Aka:
+    """Names that a field has elsewhere; see `Aka`."""
+    return Aka(names, note, values)
 
 
 class Bounds(TypedDict, total=False):
@@ -53,30 +81,117 @@ class Bounds(TypedDict, total=False):
     max_length: int
 
 
+class Facts(Bounds, total=False):
+    """What else a line may say: see `About`, whose `names` are `aka` here."""
+
+    when: Condition | tuple[Condition, ...]
+    resume: Resume
+    aka: Akas
+    why: str
+    too_low: str
+    takes_mapping: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What oxRL knows of a field or a section beside its type, default, bounds and meaning.
+
+    Args:
+        of: recipes that can read it.
+        when: what else has to hold for it to be read; the first that does not is told.
+        resume: what becomes of a run that is resumed with another value.
+        names: what it is called elsewhere.
+        why: there are no higher values.
+        too_low: why there are no lower ones.
+        takes_mapping: it is text, and may be written as a mapping.
+        number: of the tables that it is: rows read it whose cells or features name it.
+    """
+
+    of: Recipes = ALL
+    when: tuple[Condition, ...] = ()
+    resume: Resume = "fixed"
+    names: tuple[Aka, ...] = ()
+    why: str = ""
+    too_low: str = ""
+    takes_mapping: bool = False
+    number: AnyNumber | None = None
+
+
 def setting(
     default: object,
-    meaning: str,
+    meaning: str = "",
     *,
-    of: tuple[str, ...] = ALL,
-    why: str = "",
-    too_low: str = "",
-    **bounds: Unpack[Bounds],
+    of: Recipes = ALL,
+    enum: tuple[str, ...] = (),
+    **facts: Unpack[Facts],
 ) -> Any:
-    """A field that the recipes `of` read; `why` there are no higher values, and no lower ones."""
+    """Declare a field, or a section of the configuration.
+
+    Args:
+        default: its value where nobody sets it; `...`: it has to be set.
+        meaning: one or two sentences for who writes the YAML.
+        of: recipes that can read it.
+        enum: names that editors propose.
+        facts: bounds, and what `About` says.
+    """
+    when = facts.pop("when", ())
+    names = facts.pop("aka", ())
+    about = About(
+        of=of,
+        when=when if isinstance(when, tuple) else (when,),
+        resume=facts.pop("resume", "fixed"),
+        names=names if isinstance(names, tuple) else (names,),
+        why=facts.pop("why", ""),
+        too_low=facts.pop("too_low", ""),
+        takes_mapping=facts.pop("takes_mapping", False),
+    )
     extra: JsonDict = {}
+    if enum:
+        extra["enum"] = [*enum, None] if default is None else [*enum]
     if of != ALL:
         extra["recipes"] = [*of]
-    if why:
-        extra["why"] = why
-    if too_low:
-        extra["too_low"] = too_low
-    return Field(default, description=meaning, json_schema_extra=extra or None, **bounds)
+    for name in ("why", "too_low"):
+        if reason := getattr(about, name):
+            extra[name] = reason
+    field: Any = Field(
+        default,
+        description=meaning or None,
+        json_schema_extra=extra or None,
+        **cast(Bounds, facts),
+    )
+    field.metadata.append(about)
+    return field
 
 
-def cell_setting(kind: str, meaning: str) -> str | None:
-    """Field of an optional cell override; its names come from the table."""
-    extra: JsonDict = {"enum": [*cell_names(kind), None], "recipes": [*RL]}
-    return Field(None, description=meaning, json_schema_extra=extra)
+def number(declared: Number[T], names: Akas = (), when: Condition | None = None) -> T:
+    """Declare a field of `train` that is a number of the tables."""
+    field: Any = Field(
+        declared.default,
+        description=declared.meaning,
+        ge=declared.ge,
+        gt=declared.gt,
+        le=declared.le,
+        lt=declared.lt,
+    )
+    about = About(
+        number=declared,
+        names=names if isinstance(names, tuple) else (names,),
+        when=() if when is None else (when,),
+    )
+    field.metadata.append(about)
+    return field
+
+
+def about(field: FieldInfo) -> About:
+    """What the line of a field says beside what pydantic knows."""
+    return next((item for item in field.metadata if isinstance(item, About)), About())
+
+
+def holds_mapping(field: FieldInfo) -> bool:
+    """Whether a field may be written as a mapping; every other one is a single value."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    return about(field).takes_mapping or any(get_origin(kind) is dict for kind in plain)
 
 
 class Section(BaseModel):
@@ -143,21 +258,3 @@ def printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must not hold control characters (line breaks, escape codes, NUL)")
     return text
-
-
-def readers(field: FieldInfo) -> tuple[str, ...]:
-    """Recipes that can read a field or section."""
-    extra = field.json_schema_extra
-    named = extra.get("recipes") if isinstance(extra, dict) else None
-    return ALL if named is None else tuple(cast(list[str], named))
-
-
-def why_bounded(field: FieldInfo, *, below: bool) -> str:
-    """Why the bound that was crossed is there, as the end of a sentence; empty where plain.
-
-    Args:
-        below: it is the lower one.
-    """
-    extra = field.json_schema_extra
-    why = extra.get("too_low" if below else "why") if isinstance(extra, dict) else None
-    return f", because {why}" if why else ""

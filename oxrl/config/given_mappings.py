@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, cast
 
+from oxrl.config.names import unknown_section
 from oxrl.config.overrides import apply_overrides
-from oxrl.config.schema import SECTIONS, FieldValues
-from oxrl.config.source import PARTS, Source, enter
-from oxrl.config.unknown_names import unknown_section
+from oxrl.config.schema import SECTIONS
+from oxrl.config.source import Source, enter
+from oxrl.flat_config import PARTS
 
 
 def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
@@ -36,25 +37,18 @@ def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]
 
 def _take(path: str, value: object, source: Source) -> None:
     """One field as a program says it: of the kinds that a file could say."""
-    if isinstance(value, PurePath):
-        value = str(value)
-    if isinstance(value, Mapping):
-        value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
     try:
         repr(value)  # refuses a number of too many digits, as `plain` does
-        enter(path, value, source)
+        enter(path, _plain(value, depth=1 + (path == PARTS)), source)
     except ValueError as error:
         source.wrong(path, str(error), source.file)
 
 
-def _plain_mapping(given: Mapping[object, object], *, depth: int) -> FieldValues:
-    """A mapping of a program by its keys as text, and those inside of it where it is that deep."""
-    found: FieldValues = {}
-    for key, item in given.items():
-        if depth > 1 and isinstance(item, Mapping):
-            inner = cast(Mapping[object, object], item)
-            item = _plain_mapping(inner, depth=depth - 1)
-        elif isinstance(item, PurePath):
-            item = str(item)
-        found[str(key)] = item
-    return found
+def _plain(value: object, *, depth: int) -> object:
+    """A value with paths as text, and mappings by their keys as text where they are that deep."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping) and depth:
+        given = cast(Mapping[object, object], value)
+        return {str(key): _plain(item, depth=depth - 1) for key, item in given.items()}
+    return value

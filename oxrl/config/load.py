@@ -5,34 +5,26 @@ everything wrong.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from pydantic import ValidationError
 
-from oxrl.config.checks import evaluation_problems, notices, training_problems
-from oxrl.config.field import CELLS
-from oxrl.config.reads import OF_EVALUATIONS, fields_read, sections_of, why_unread
-from oxrl.config.schema import EVALUATED, FIELDS, Config, fields_of, recipe_of, root_class
+from oxrl.config import conditions
+from oxrl.config.checks import training_problems
+from oxrl.config.checks.notices import notices
+from oxrl.config.field import about
+from oxrl.config.reads import can_read, fields_read, sections_of
+from oxrl.config.schema import FIELDS, SECTIONS, Config, recipe_of
+from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Problem, Source, Values, read_source
 from oxrl.errors import ConfigError, OxrlError
-from oxrl.runs.directory import is_run, recorded_config
+from oxrl.flat_config import recorded_config
+from oxrl.runs.directory import is_run
 from oxrl.runs.targets import named_run
-
-# Stand in for required fields that are missing or wrong, so that the other checks can still run.
-_PLACEHOLDERS: dict[str, str | int] = {
-    "run.name": "unnamed",
-    "run.steps": 1,
-    "model.name": "unnamed",
-    "data.train": "unnamed.jsonl",
-    "train.alg_name": "sgrpo",
-}
-
-
-# What an override begins with that says what scores.
-REWARDED = ("reward.name=", "reward.parts=", "reward.parts.")
+from oxrl.tables.numbers import NUMBERS
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -47,7 +39,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
-    return checked(read_with_overrides(path, overrides), training_problems, evaluates=False)
+    return checked(read_with_overrides(path, overrides), training_problems)
 
 
 def read_with_overrides(path: Path | str, overrides: Sequence[str]) -> Source:
@@ -70,39 +62,7 @@ def load_source(source: Source) -> Config:
     Raises:
         ConfigError: lists every problem with its field, value and rule.
     """
-    return checked(source, training_problems, evaluates=False)
-
-
-def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, to evaluate with: reward and rollout are read even for `sft`.
-
-    Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may
-    be set.
-    """
-    return checked(read_with_overrides(path, overrides), evaluation_problems, evaluates=True)
-
-
-def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
-    """What evaluates a model that belongs to no run: everything else is said by overrides.
-
-    With a reward or an environment its responses to prompts are scored; without one it is judged by
-    the likelihood of the answers in data.eval.
-    """
-    scoring = (*REWARDED, "environment.name=")
-    rewarded = any(override.startswith(scoring) for override in overrides)
-    values: Values = {
-        "run": {"name": "evaluation", "steps": 1},
-        "model": {"name": model},
-        "train": {"alg_name": "sgrpo" if rewarded else "sft"},
-    }
-    from oxrl.config.overrides import apply_overrides  # a file may say everything
-
-    source = Source(f"the evaluation of {model}", values)
-    apply_overrides(source, overrides)
-    data = source.values.setdefault("data", {})
-    if "eval" in data:
-        data.setdefault("train", data["eval"])
-    return checked(source, evaluation_problems, evaluates=True)
+    return checked(source, training_problems)
 
 
 def check_config(cfg: Config) -> None:
@@ -120,7 +80,7 @@ def check_config(cfg: Config) -> None:
     problems = _new(_unread(cfg, _source_of(cfg)), [])
     problems += _new(training_problems(cfg), problems)
     if problems:
-        _refuse(problems, Source(file="the configuration"))
+        _refuse(problems, Source(file="the configuration"), cfg)
 
 
 def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
@@ -133,10 +93,10 @@ def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
     return without_consequences(problems, known)
 
 
-def _refuse(problems: list[Problem], source: Source) -> NoReturn:
+def _refuse(problems: list[Problem], source: Source, cfg: Config) -> NoReturn:
     from oxrl.config.mistakes import report  # most runs are not refused
 
-    raise ConfigError(report(problems, source))
+    raise ConfigError(report(problems, source, cfg))
 
 
 def _source_of(cfg: Config) -> Source:
@@ -154,28 +114,31 @@ def _source_of(cfg: Config) -> Source:
 
 
 def checked(
-    source: Source, check: Callable[[Config], Iterable[Problem]], *, evaluates: bool
+    source: Source, check: Callable[[Config], Iterable[Problem]], evaluated: Collection[str] = ()
 ) -> Config:
     """Check fields, across sections with `check`, and warn of what does less than it seems to.
+
+    Args:
+        source: what was written.
+        check: finds what is wrong across sections.
+        evaluated: sections that may be set whatever the training algorithm reads; empty: it trains.
 
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
     with suppress(OSError, OxrlError):  # told by the checks, or where the run is opened
-        if not evaluates and is_run(source.directory):
+        if not evaluated and is_run(source.directory):
             _keep_what_was_taken(source.values, sections_of(recorded_config(source.directory)))
-    cfg, problems = _validate(source, evaluates=evaluates)
+    cfg, problems = _validate(source, evaluated)
     unread = _unread(cfg, source)
-    if evaluates:
-        unread = (problem for problem in unread if problem.path.split(".")[0] not in EVALUATED)
-    problems += _new(unread, problems)
+    found = (problem for problem in unread if problem.path.split(".")[0] not in evaluated)
+    problems += _new(found, problems)
     problems += _new(check(cfg), problems)
     if problems:
-        _refuse(problems, source)
-    # What an evaluation does less than it seems to was told when it trained.
-    told = () if evaluates else (*_dropped_signs(cfg, source), *notices(cfg))
-    for notice in told:
-        warnings.warn(notice, UserWarning, stacklevel=3)
+        _refuse(problems, source, cfg)
+    if not evaluated:  # what an evaluation does less than it seems to was told when it trained
+        for notice in (*_about_numbers(cfg, source), *notices(cfg)):
+            warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
 
 
@@ -197,20 +160,15 @@ def _keep_what_was_taken(given: object, began: object) -> None:
         _keep_what_was_taken(written, then)
 
 
-def _dropped_signs(cfg: Config, source: Source) -> list[str]:
-    """One warning for all clip bounds that were written with a sign."""
-    signs: list[str] = []
-    for name, value in source.values.get("train", {}).items():
-        if name in ("clip_low", "clip_high") and float(str(value)) < 0:
-            stored = getattr(cfg.train, name)
-            place = source.place(f"train.{name}")
-            signs.append(f"train.{name} = {value} is stored as {stored} ({place})")
-    if not signs:
-        return []
-    return ["clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)]
+def _about_numbers(cfg: Config, source: Source) -> Iterator[str]:
+    """What is to be said of numbers of the algorithm that were chosen by hand."""
+    if NUMBERS.keys() & source.values.get("train", {}):
+        from oxrl.config.checks.numbers import number_notices
+
+        yield from number_notices(cfg, source)
 
 
-def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]]:
+def _validate(source: Source, evaluated: Collection[str]) -> tuple[Config, list[Problem]]:
     """Check every field on its own.
 
     Returns:
@@ -224,40 +182,32 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
 
         problems += _new(read_misnamed(source, written), source.problems)
     recipe = recipe_of(written)
-    root = root_class(recipe, evaluates=evaluates)
-    known = fields_of(recipe, evaluates=evaluates)
-    values: Values = {section: {} for section in root.model_fields}
+    values: Values = {section: {} for section in SECTIONS}
     for section, fields in written.items():
         for name, value in fields.items():
-            if f"{section}.{name}" in known:
+            path = f"{section}.{name}"
+            if path in FIELDS and (section in evaluated or can_read(recipe, path)):
                 values[section][name] = value
     try:
-        return root.model_validate(values), problems
+        return Config.model_validate(values), problems
     except ValidationError as error:
-        details = error.errors(include_url=False)
-    from oxrl.config.mistakes import field_problem  # most values are right
+        from oxrl.config.mistakes import without_wrong_fields  # most values are right
 
-    wrong = [detail for detail in details if detail["type"] != "missing"]
-    missing = [detail for detail in details if detail["type"] == "missing"]
-    problems += [field_problem(detail) for detail in wrong]
-    problems += _new((field_problem(detail) for detail in missing), problems)
-    for detail in details:
-        section, name = (str(part) for part in detail["loc"][:2])
-        path = f"{section}.{name}"
-        values[section].pop(name, None)
-        if path in _PLACEHOLDERS:
-            values[section][name] = _PLACEHOLDERS[path]
-    return root.model_validate(values), problems
+        problems += without_wrong_fields(values, error, problems)
+    return Config.model_validate(values), problems
 
 
 def _unread(cfg: Config, source: Source) -> Iterator[Problem]:
     """Fields that are written down and that this run does not read."""
     read = fields_read(cfg)
-    if source.switched_off("data.eval"):
-        # Whoever switches evaluation off need not touch what says how it is done.
-        read |= {*OF_EVALUATIONS}
     cells = ("train.alg_name", *(f"train.{name}" for name in CELLS))
-    for path in FIELDS:
-        if source.written(path) and path not in read:
-            section, _, name = path.partition(".")
-            yield Problem(path, why_unread(path, cfg), source.values[section][name], also=cells)
+    for path, field in FIELDS.items():
+        if path in read or not source.written(path):
+            continue
+        # Whoever switches evaluation off need not touch what says how it is done.
+        if source.switched_off("data.eval") and conditions.evaluates in about(field).when:
+            continue
+        from oxrl.config.unread import why_unread  # most of what is written is read
+
+        section, _, name = path.partition(".")
+        yield Problem(path, why_unread(path, cfg), source.values[section][name], also=cells)

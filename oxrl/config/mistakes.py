@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
+from operator import attrgetter
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from oxrl.config.field import why_bounded
-from oxrl.config.other_names import OTHER_NAMES, meaning, meant_by, translated
-from oxrl.config.schema import FIELDS, SECTIONS
+from oxrl.config.field import about
+from oxrl.config.names import homes, meaning, meant_by, other_names, translated
+from oxrl.config.schema import FIELDS, SECTIONS, Config
 from oxrl.config.sections.reward import RewardPart
-from oxrl.config.source import PARTS, UNSET, Problem, Source, Values
-from oxrl.config.unknown_names import homes
+from oxrl.config.source import AS_IT_IS, UNSET, Problem, Source, Values
 from oxrl.errors import did_you_mean
+from oxrl.flat_config import PARTS
 from oxrl.redact import HIDDEN, SECRET_NAME
+
+# Stand in for required fields that are missing or wrong, so that the other checks can still run.
+PLACEHOLDERS: dict[str, str | int] = {
+    "run.name": "unnamed",
+    "run.steps": 1,
+    "model.name": "unnamed",
+    "data.train": "unnamed.jsonl",
+    "train.alg_name": "sgrpo",
+}
 
 
 def read_misnamed(source: Source, written: Values) -> list[Problem]:
@@ -43,6 +54,32 @@ def read_misnamed(source: Source, written: Values) -> list[Problem]:
     return problems
 
 
+def without_wrong_fields(
+    values: Values, error: ValidationError, known: Sequence[Problem]
+) -> list[Problem]:
+    """Take wrong fields out of a configuration, so that what else is wrong can be found.
+
+    Args:
+        values: section -> field -> value, in which defaults and placeholders take their places.
+        error: says which are wrong.
+        known: problems that were found before.
+
+    Returns:
+        What is wrong with them.
+    """
+    details = error.errors(include_url=False)
+    problems = [field_problem(detail) for detail in details if detail["type"] != "missing"]
+    missing = [field_problem(detail) for detail in details if detail["type"] == "missing"]
+    problems += without_consequences(missing, [*known, *problems])
+    for detail in details:
+        section, name = (str(part) for part in detail["loc"][:2])
+        path = f"{section}.{name}"
+        values[section].pop(name, None)
+        if path in PLACEHOLDERS:
+            values[section][name] = PLACEHOLDERS[path]
+    return problems
+
+
 def field_problem(detail: ErrorDetails) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
     value = detail["input"]
@@ -65,9 +102,17 @@ def field_problem(detail: ErrorDetails) -> Problem:
         )
     if detail["type"] == "string_type" and isinstance(value, int | float):
         rule += f"; quote it if it is meant as text: '{value}'"
-    if context.keys() & {"ge", "gt", "le", "lt"}:
-        rule += why_bounded(field, below=bool(context.keys() & {"ge", "gt"}))
-    return Problem(path, f"{rule} ({text})", value)
+    return Problem(path, f"{rule}{_why_bounded(field, context.keys())} ({text})", value)
+
+
+def _why_bounded(field: FieldInfo, crossed: Collection[str]) -> str:
+    """Why the bound that was crossed is there, as the end of a sentence; empty where plain."""
+    why = ""
+    if not {"ge", "gt"}.isdisjoint(crossed):
+        why = about(field).too_low
+    elif not {"le", "lt"}.isdisjoint(crossed):
+        why = about(field).why
+    return f", because {why}" if why else ""
 
 
 def _field_at(place: tuple[int | str, ...]) -> FieldInfo:
@@ -89,7 +134,7 @@ def _unknown_field(path: str, value: object) -> Problem:
     if not hint and section in SECTIONS:
         hint = did_you_mean(name, SECTIONS[section].model_fields)
         elsewhere = [field.partition(".")[2] for field in FIELDS]
-        for near in get_close_matches(name, [*elsewhere, *OTHER_NAMES], n=1):
+        for near in get_close_matches(name, [*elsewhere, *other_names()], n=1):
             hint = hint or homes(near) or meant_by(near)
     return Problem(path, f"unknown field{hint}", value)
 
@@ -121,7 +166,7 @@ def without_consequences(found: Iterable[Problem], known: Sequence[Problem]) -> 
     return kept
 
 
-def report(problems: list[Problem], source: Source) -> str:
+def report(problems: list[Problem], source: Source, cfg: Config) -> str:
     """Every problem with its place: those of the file in the order of its lines, then those of
     overrides.
     """
@@ -129,9 +174,12 @@ def report(problems: list[Problem], source: Source) -> str:
     for problem in problems:
         place = problem.where or source.place(problem.path)
         line = place.rpartition(":")[2]
-        secret = isinstance(problem.value, str) and SECRET_NAME.fullmatch(problem.path)
-        value = HIDDEN if secret else _shorten(problem.value)
-        shown = "" if problem.value is UNSET else f" = {value}"
+        value = problem.value
+        if value is AS_IT_IS:
+            value = attrgetter(problem.path)(cfg)
+        secret = isinstance(value, str) and SECRET_NAME.fullmatch(problem.path)
+        told = HIDDEN if secret else _shorten(value)
+        shown = "" if value is UNSET else f" = {told}"
         block = f"{place}: {problem.path}{shown}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
     count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"

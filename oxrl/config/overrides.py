@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
+from oxrl.config.names import unknown_section
 from oxrl.config.schema import SECTIONS
-from oxrl.config.source import PARTS, Source, compose, enter, mapping, plain, value_of
-from oxrl.config.unknown_names import unknown_section
+from oxrl.config.source import Source, compose, enter, mapping, plain, value_of
 from oxrl.errors import ConfigError
+from oxrl.flat_config import PARTS
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oxrl.config.sections.reward import RewardConfig
+from oxrl.config.sections.reward import RewardConfig, RewardPart
 
 if TYPE_CHECKING:
     from oxrl.config.schema import Config
@@ -45,21 +45,15 @@ class AskedReward:
 
 def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
     """The one reward of a section, or every part of it, in order; empty without a reward."""
-    if not reward.parts:
-        single = AskedReward(
-            part="",
-            field="reward",
-            name=reward.name,
-            options=reward_options(reward.name, reward),
-            timeout_s=reward.timeout_s,
-            workers=reward.workers,
-        )
-        return [single] if reward.name else []
+    parts = reward.parts
+    if reward.name and not parts:
+        own = _code_options(reward.name, reward)
+        parts = {"": RewardPart.model_construct(name=reward.name, options=reward.options | own)}
     asked: list[AskedReward] = []
-    for name, part in reward.parts.items():
+    for name, part in parts.items():
         one = AskedReward(
             part=name,
-            field=f"reward.parts.{name}",
+            field=f"reward.parts.{name}" if name else "reward",
             name=part.name,
             options=_code_options(part.name, reward) | part.options,
             timeout_s=reward.timeout_s if part.timeout_s is None else part.timeout_s,
@@ -88,11 +82,6 @@ def runs_beside_policy(cfg: Config, asked: AskedReward) -> bool:
 def is_folder(asked: AskedReward) -> bool:
     """Whether it is a reward model."""
     return asked.name not in ("", CODE, JUDGE) and Path(asked.name).is_dir()
-
-
-def reward_options(name: str, reward: RewardConfig) -> dict[str, object]:
-    """The keyword arguments of the reward `name`: `reward.options`, and fields of its own."""
-    return dict(reward.options) | _code_options(name, reward)
 
 
 def _code_options(name: str, reward: RewardConfig) -> dict[str, object]:

@@ -1,35 +1,24 @@
-"""The configuration: one frozen class per YAML section, every field with its default, bound and
-meaning; and one root class per recipe, which has only the fields that this recipe can read.
+"""The configuration of a run: one frozen class, with a section per class of `sections/`.
 
-The sections are in `sections/`. The numbers of an algorithm are declared in `oxrl.tables.numbers`,
-and become fields of `train` here. Which of its recipe's fields a run reads depends on its row
-(`reads.py`); checks across sections are in `checks/`.
+What a field is, who reads it and when stands in its line there; `reads.py` asks a whole
+configuration which of its fields are read. Checks across sections are in `checks/`.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self, cast
+from typing import cast
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
-from oxrl.config.field import (
-    ALL,
-    ANSWERING,
-    EVALUATING,
-    RL,
-    Section,
-    readers,
-    setting,
+from oxrl.config.conditions import (
+    answers_prompts,
+    has_reference_model,
+    uses_deepspeed,
+    uses_fsdp,
 )
+from oxrl.config.field import ANSWERING, COMPARING, EVALUATING, RL, Section, setting
 from oxrl.config.sections.action import ActionConfig
 from oxrl.config.sections.data import DataConfig
 from oxrl.config.sections.deepspeed import DeepSpeedConfig, ReferenceConfig
@@ -40,69 +29,48 @@ from oxrl.config.sections.reward import RewardConfig
 from oxrl.config.sections.rollout import EngineConfig, RolloutConfig
 from oxrl.config.sections.run import RunConfig
 from oxrl.config.sections.train import TrainConfig, compose_row
-from oxrl.tables.cells import CELLS as TABLE
-from oxrl.tables.cells import FEATURES
 from oxrl.tables.engines import SAMPLING_ENGINES
-from oxrl.tables.numbers import NUMBERS, AnyNumber
 from oxrl.tables.policy import ROWS
-
-Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 
 SectionClass = type[Section]
 # Values by the names of fields, or of sections; the second one is only read.
 FieldValues = dict[str, object]
 GivenValues = Mapping[str, object]
-# Type and default, or `Field`, of a field that is made here.
-Definition = tuple[object, object]
 
-# Sections that an evaluation may set whatever the training algorithm reads.
-EVALUATED = (
-    "run",
-    "model",
-    "data",
-    "reward",
-    "environment",
-    "action",
-    "rollout",
-    "inference_engine",
-)
 # Adapters learn best at about ten times the rate of full tuning (Schulman et al., "LoRA Without
 # Regret", 2025).
 ADAPTER_RATES = {"lr": 1e-5, "critic_lr": 1e-4}
 
 
 class Config(Section):
-    """A whole run. Build it with `load_config`, which also checks across sections.
-
-    Validating gives an instance of a subclass: the root class of the recipe of `train.alg_name`,
-    which has only the fields that this recipe can read. Fields of other recipes cannot be set, are
-    not dumped, and have their default where code that recipes share looks at them.
-    """
+    """A whole run. Build it with `load_config`, which also checks across sections."""
 
     run: RunConfig
     model: ModelConfig
     data: DataConfig
-    reward: RewardConfig = setting(RewardConfig(), "", of=ANSWERING)
-    environment: EnvironmentConfig = setting(EnvironmentConfig(), "", of=RL)
-    action: ActionConfig = setting(ActionConfig(), "", of=EVALUATING)
-    rollout: RolloutConfig = setting(RolloutConfig(), "", of=ANSWERING)
+    reward: RewardConfig = setting(RewardConfig(), of=ANSWERING, when=answers_prompts)
+    environment: EnvironmentConfig = setting(EnvironmentConfig(), of=RL)
+    action: ActionConfig = setting(ActionConfig(), of=EVALUATING)
+    rollout: RolloutConfig = setting(RolloutConfig(), of=ANSWERING, when=answers_prompts)
     lora: LoraConfig = LoraConfig()
     train: TrainConfig
-    inference_engine: EngineConfig = setting(EngineConfig(), "", of=ANSWERING)
-    fsdp: FsdpConfig = FsdpConfig()
-    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    deepspeed_ref: ReferenceConfig = setting(ReferenceConfig(), "", of=("rl", "preference"))
+    inference_engine: EngineConfig = setting(
+        EngineConfig(), of=ANSWERING, when=answers_prompts, resume="reorders"
+    )
+    fsdp: FsdpConfig = setting(FsdpConfig(), when=uses_fsdp, resume="reorders")
+    deepspeed: DeepSpeedConfig = setting(DeepSpeedConfig(), when=uses_deepspeed, resume="reorders")
+    deepspeed_ref: ReferenceConfig = setting(
+        ReferenceConfig(),
+        of=COMPARING,
+        when=(uses_deepspeed, has_reference_model),
+        resume="reorders",
+    )
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _of_recipe(cls, values: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Choose the root class, and fill in what the algorithm sets."""
-        if not isinstance(values, dict):
-            return validate(values)
-        given = cast(FieldValues, values)
-        if cls is Config:
-            return cast(Self, root_class(recipe_of(given)).model_validate(given))
-        return validate(with_defaults(given))
+    def _with_defaults(cls, values: object) -> object:
+        """Fill in what the algorithm sets."""
+        return with_defaults(cast(FieldValues, values)) if isinstance(values, dict) else values
 
     @property
     def recipe(self) -> str:
@@ -193,138 +161,20 @@ def _fields(values: GivenValues, section: str) -> GivenValues:
     return cast(GivenValues, found) if isinstance(found, Mapping) else {}
 
 
-def _number_field(number: AnyNumber) -> Definition:
-    """Type and field of a number of the tables."""
-    kind = Magnitude if number.magnitude else number.type
-    field = Field(
-        number.default,
-        description=number.meaning,
-        ge=number.ge,
-        gt=number.gt,
-        le=number.le,
-        lt=number.lt,
-    )
-    return kind, field
-
-
-def _subclass(parent: SectionClass, name: str, fields: Mapping[str, Definition]) -> SectionClass:
-    """A class like `parent` with other or further fields; of type ClassVar, a field is none."""
-    namespace: FieldValues = {
-        field: default for field, (_, default) in fields.items() if default is not ...
-    }
-    namespace["__annotations__"] = {field: kind for field, (kind, _) in fields.items()}
-    namespace |= {"__module__": __name__, "__doc__": parent.__doc__}
-    return types.new_class(name, (parent,), exec_body=lambda body: body.update(namespace))
-
-
-def _numbers_of(recipe: str) -> dict[str, Definition]:
-    """Fields of the numbers that a recipe can read."""
-    read = {name for row in ROWS.values() if row.recipe == recipe for name in row.defaults}
-    if recipe == "rl":
-        parts = (*TABLE.values(), *FEATURES.values())
-        read |= {number.key for part in parts for number in part.numbers}
-    return {name: _number_field(number) for name, number in NUMBERS.items() if name in read}
-
-
-@cache
-def _section_class(section: SectionClass, recipe: str) -> SectionClass:
-    """The section as `recipe` reads it."""
-    fields: dict[str, Definition] = {}
-    for name, field in section.model_fields.items():
-        if recipe not in readers(field):
-            fields[name] = (ClassVar[object], field.default)
-    if section is TrainConfig:
-        fields |= _numbers_of(recipe)
-    if not fields:
-        return section
-    return _publish(_subclass(section, _title(recipe) + section.__name__, fields))
-
-
-def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
-    """The root class of a recipe, the same one whenever it is asked for.
-
-    Args:
-        recipe: of the algorithm.
-        evaluates: with everything that an evaluation may set, whatever the recipe reads.
-    """
-    return _root_class(recipe, evaluates)
-
-
-# The cache tells calls with and without a keyword apart, and would make two classes of one name.
-@cache
-def _root_class(recipe: str, evaluates: bool) -> type[Config]:
-    fields: dict[str, Definition] = {}
-    for name, field in Config.model_fields.items():
-        section = cast(SectionClass, field.annotation)
-        whole = evaluates and name in EVALUATED
-        if not whole and recipe not in readers(field):
-            fields[name] = (ClassVar[object], field.default)
-            continue
-        kind = section if whole else _section_class(section, recipe)
-        fields[name] = (kind, ... if field.is_required() else kind())
-    name = f"{_title(recipe)}{'Evaluation' if evaluates else ''}Config"
-    return cast(type[Config], _publish(_subclass(Config, name, fields)))
-
-
-def _title(recipe: str) -> str:
-    """What the names of a recipe's classes begin with."""
-    return recipe.title().replace("_", "")
-
-
-def _publish(made: SectionClass) -> SectionClass:
-    """Put a class of a recipe under its name into this module, where pickles look for it."""
-    globals()[made.__name__] = made
-    return made
-
-
-def _made_class(name: str) -> SectionClass:
-    """Module attributes that do not exist yet: a recipe's classes, which are made when first used.
-
-    A process that unpickles a configuration asks for them by name before anything here has.
-    """
-    for recipe in ALL:
-        if name.startswith(_title(recipe)) and name.endswith("Config"):
-            root_class(recipe)
-            root_class(recipe, evaluates=True)
-    if name not in globals():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals()[name]
-
-
-if not TYPE_CHECKING:
-    __getattr__ = _made_class
-
-
-@cache
-def fields_of(recipe: str, *, evaluates: bool = False) -> tuple[str, ...]:
-    """Dotted paths of every field of a recipe's root class."""
-    root = root_class(recipe, evaluates=evaluates)
-    found: list[str] = []
-    for section, field in root.model_fields.items():
-        model = cast(SectionClass, field.annotation)
-        found.extend(f"{section}.{name}" for name in model.model_fields)
-    return tuple(found)
-
-
-# Every section with the fields of all recipes.
+# Every section by its name, and every field by its dotted path.
 SECTIONS: dict[str, SectionClass] = {
     name: cast(SectionClass, field.annotation) for name, field in Config.model_fields.items()
 }
-SECTIONS["train"] = _subclass(
-    TrainConfig,
-    "TrainConfig",
-    {name: _number_field(number) for name, number in NUMBERS.items()},
-)
-FIELDS = tuple(
-    f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields
-)
+FIELDS: dict[str, FieldInfo] = {
+    f"{section}.{name}": field
+    for section, model in SECTIONS.items()
+    for name, field in model.model_fields.items()
+}
 
 
 def config_schema() -> FieldValues:
     """JSON schema of the YAML file, with the fields of all recipes, for editors."""
-    fields: dict[str, Definition] = {}
-    for name, field in Config.model_fields.items():
-        section = SECTIONS[name]
-        fields[name] = (section, ... if field.is_required() else section())
-    whole = _subclass(Section, "Config", fields)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole.model_json_schema()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Config.model_json_schema(),
+    }

@@ -10,27 +10,18 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
+from oxrl.config.field import holds_mapping
 from oxrl.config.schema import FIELDS, SECTIONS, FieldValues
-from oxrl.errors import ConfigError, why_no_file
+from oxrl.errors import ConfigError
+from oxrl.flat_config import PARTS
 
 Values = dict[str, FieldValues]
 
+# Values of problems: none is told, or the one of the configuration.
 UNSET: object = object()
-# Fields that hold a mapping; every other one holds a single value.
-MAPPINGS = (
-    "run.health",
-    "run.deadlines",
-    "environment.options",
-    "rollout.context",
-    "data.columns",
-    "data.train",
-    "reward.options",
-    "train.mix",
-    "train.loss_numbers",
-    "train.features",
-)
-# A mapping of mappings: part -> field -> value.
-PARTS = "reward.parts"
+AS_IT_IS: object = object()
+
+
 # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
 # near either.
 MOST_CHARACTERS = 100_000
@@ -131,7 +122,7 @@ def enter(path: str, value: object, source: Source) -> None:
     if path not in FIELDS:
         source.foreign[path] = value
     elif isinstance(value, list | tuple | set) or (
-        isinstance(value, dict) and path not in (*MAPPINGS, PARTS)
+        isinstance(value, dict) and not holds_mapping(FIELDS[path])
     ):
         raise ValueError("takes a single value, not a list or nested fields")
     else:
@@ -141,12 +132,10 @@ def enter(path: str, value: object, source: Source) -> None:
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        why = f"byte {error.start} is not UTF-8; save the file as UTF-8"
-        raise ConfigError(f"{path}: {why}") from None
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
-        raise ConfigError(f"{path}: {why}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        from oxrl.config.unreadable import why_no_text  # most files are there
+
+        raise ConfigError(f"{path}: {why_no_text(path, error)}") from None
 
 
 def compose(text: str, name: str) -> Node | None:
@@ -156,17 +145,10 @@ def compose(text: str, name: str) -> Node | None:
         raise ConfigError(f"{name}: not a configuration: {limits}")
     try:
         root = YAML(pure=True).compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line if mark is not None else 0
-        why = error.problem or error.context
-        if "\t" in "".join(text.splitlines()[line : line + 1]):
-            why = f"{why}; YAML is indented with spaces, this line has a tab"
-        raise ConfigError(f"{name}:{line + 1}: not YAML: {why}") from None
-    except YAMLError as error:
-        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
+    except (YAMLError, RecursionError) as error:
+        from oxrl.config.unreadable import why_no_yaml  # most files are YAML
+
+        raise ConfigError(f"{name}:{why_no_yaml(text, error)}") from None
     found = [root]
     for node in found:  # of a mapping, pairs of nodes
         inside = getattr(node, "value", node)
@@ -205,8 +187,7 @@ def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
         if section not in SECTIONS:
             # Most files have sections of ours alone.
-            from oxrl.config.other_names import meant_by
-            from oxrl.config.unknown_names import homes, unknown_section
+            from oxrl.config.names import homes, meant_by, unknown_section
 
             if isinstance(node, MappingNode) or not (meant_by(section) or homes(section)):
                 source.wrong(section, unknown_section(section), place)
@@ -238,7 +219,8 @@ def _store(path: str, node: Node, source: Source) -> None:
 
 def value_of(path: str, node: Node, source: Source) -> object:
     """What a field is given; keys of a mapping have places of their own."""
-    if path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
+    known = FIELDS.get(path)
+    if known is not None and holds_mapping(known) and isinstance(node, MappingNode):
         return mapping(path, node, source, depth=1 + (path == PARTS))
     return plain(node)
 

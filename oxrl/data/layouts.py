@@ -9,23 +9,6 @@ from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record
 
 Columns = Mapping[str, str]
 NO_COLUMNS: Columns = {}
-# Columns that the rows of a recipe may have, by the recipe; prompts may have any.
-IMAGES = ("images", "image")
-CHATS = (
-    *("messages", "conversations", "tools", "system", "history", "instruction", "input"),
-    *IMAGES,
-)
-READ = {
-    "supervised": ("prompt", "completion", "output", *CHATS),
-    "preference": (
-        *("prompt", "chosen", "rejected", "completion", "label", "offset", "margin", "uid"),
-        *("output", *CHATS),
-    ),
-    "reward_model": (
-        *("prompt", "chosen", "rejected", "margin", "completions", "labels", "uid"),
-        *CHATS,
-    ),
-}
 # What every dataset's EXPECTED ends with.
 OTHERS = (
     "; also read: ShareGPT (conversations of from, value), Alpaca (instruction, input, output); "

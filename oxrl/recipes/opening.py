@@ -13,11 +13,12 @@ from oxrl.checkpoint.origin import Origin
 from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.config import Config, dump_config
 from oxrl.config.origins import told_origin
+from oxrl.config.reads import resume_rules
 from oxrl.config.reward_options import CODE
 from oxrl.plan.reference import reference_text
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.console import Console
-from oxrl.runs.directory import RunDirectory, open_run
+from oxrl.runs.directory import Allowed, RunDirectory, open_run
 from oxrl.runs.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def open_directory(cfg: Config, *, resume: bool, accept: Sequence[str] = ()) -> 
         cfg.run.directory,
         dump_config(cfg),
         resume=resume,
-        accept=accept,
+        allowed=Allowed(resume_rules(), frozenset(accept)),
         review=partial(review_inputs, cfg),
         noted=_noted_of_sandbox(cfg),
         is_finished=_is_finished,

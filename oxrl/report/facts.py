@@ -10,13 +10,14 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from oxrl.config.schema import SECTIONS
+from oxrl.config.schema import FIELDS
 from oxrl.errors import RunDirectoryError
+from oxrl.flat_config import recorded_config
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.redact import masked
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.checkpoints import list_checkpoints
-from oxrl.runs.directory import is_run, recorded_config
+from oxrl.runs.directory import is_run
 from oxrl.runs.files import Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
 from oxrl.tables.policy import ROWS
@@ -57,8 +58,7 @@ def config_rows(config: Mapping[str, Any]) -> Iterator[list[Any]]:
     of_row: Mapping[str, Any] = {} if row is None else row.defaults
     for path, value in config.items():
         section, _, name = path.partition(".")
-        model = SECTIONS.get(section)
-        field = None if model is None else model.model_fields.get(name)
+        field = FIELDS.get(path)
         default = None if field is None else field.default
         if section == "train" and name in of_row:
             default = of_row[name]

@@ -20,16 +20,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from typing import IO
 
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
+from oxrl.flat_config import PARTS, Changes, differences, flatten_config, written_config
 from oxrl.runs.checkpoints import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.choices import CHOICES_FILE
 from oxrl.runs.environment import command_line, environment, git_diff
@@ -99,52 +97,7 @@ FOLDERS = {
 LOCKS = {".lock", *(f".{name}.json.lock" for name in TRACKERS)}
 FILES = (WRITTEN_BY_A_START - FOLDERS) | LOCKS | {"result.json", "kept.jsonl"}
 
-# What moves the last digits of floating-point sums: a run resumed with a change here is right, not
-# byte-identical.
-REORDER_SUMS = {
-    "run.device",
-    "run.threads",
-    "run.training_gpus",
-    "train.micro_batch_tokens",
-    "train.share_prefix",
-    "train.backend",
-    "model.gradient_checkpointing",
-    "run.deterministic",
-}
-# Fields whose auto is settled when a run begins: one that is resumed goes on with what it had.
-CHOSEN = {"train.micro_batch_tokens", "train.share_prefix"}
-# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not
-# what it computes. `run.steps` may only grow. Everything else names another run.
-MAY_CHANGE = REORDER_SUMS | {
-    "run.name",
-    "run.dir",
-    "run.steps",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "run.async_checkpoints",
-    "run.first_checkpoint",
-    "model.offload_activations",
-    "run.eval_every",
-    "run.record",
-    "run.mlflow",
-    "run.trackers",
-    "run.console",
-    "run.health",
-    "run.deadline_s",
-    "run.deadlines",
-    "run.seconds_per_gb",
-    "run.ray_address",
-    "run.ray_working_dir",
-    "run.max_restarts",
-    "reward.workers",
-    "reward.timeout_s",
-    "reward.max_error_rate",
-    "train.max_skipped_steps",
-}
-# A field of mappings: part -> field -> value. What may change of a reward may change of its parts.
-PARTS = "reward.parts"
-# Every field of these sections may change, and reorders sums.
-ENGINE_SECTIONS = ("inference_engine.", "deepspeed.", "deepspeed_ref.", "fsdp.")
+FIXED = "fixed"
 ROUNDING = (
     "; sums are added in another order, so results equal those of an uninterrupted run only to "
     "rounding"
@@ -162,6 +115,29 @@ BEFORE_CONFIG = {
 }
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """What may differ from config.yaml when a run is resumed.
+
+    rules: what becomes of the run where a field differs, as the line of the field says (see
+    `Resume` in config/field.py): by dotted path, or by section; what is not there is fixed.
+    accepted: fields that may differ all the same, in value or in what they stand for.
+    """
+
+    rules: Mapping[str, str]
+    accepted: frozenset[str] = frozenset()
+
+    def rule(self, path: str) -> str:
+        """What becomes of the run by the change of a field."""
+        section, _, _ = path.partition(".")
+        if path.startswith(f"{PARTS}."):
+            path = f"reward.{path.rpartition('.')[2]}"
+        return self.rules.get(path) or self.rules.get(section, FIXED)
+
+
+NOTHING = Allowed({})
+
+
 @dataclass
 class Review:
     """A comparison of what a run reads with what it read when it started.
@@ -175,8 +151,6 @@ class Review:
     noted: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
-# Field -> what it was, and is now.
-Changes = dict[str, tuple[Any, Any]]
 # Looks at the inputs of the run in a directory, and writes nothing.
 Reviewer = Callable[[Path], Review]
 # Tells whether the run in a directory has so many steps and nothing is left to do, and why
@@ -273,7 +247,7 @@ def open_run(
     config_yaml: str,
     *,
     resume: bool,
-    accept: Collection[str] = (),
+    allowed: Allowed = NOTHING,
     review: Reviewer | None = None,
     noted: Record | None = None,
     is_finished: DoneCheck = lambda run, steps: (False, ""),
@@ -282,22 +256,22 @@ def open_run(
 
     Without `resume` the directory must be missing or empty. With it: missing or empty starts; a
     finished run comes back with `.finished`; otherwise `.resuming`, after what a killed process
-    left half written is removed. A config that differs from config.yaml in anything outside
-    MAY_CHANGE is refused, and so are inputs that changed, unless they are in `accept`; differences
-    that remain are written to starts.jsonl, and config.yaml then holds the new values. Nothing is
-    written where anything is refused.
+    left half written is removed. A config that differs from config.yaml in anything that is fixed
+    is refused, and so are inputs that changed, unless they are accepted; differences that remain
+    are written to starts.jsonl, and config.yaml then holds the new values. Nothing is written where
+    anything is refused.
 
     A directory that is made is readable by its owner alone: samples hold what the data say.
 
     Args:
-        accept: fields of the config that may differ, in value or in what they stand for.
+        allowed: fields of the config that may differ from those of the run.
         review: looks at the inputs of the run; None: it has none.
         noted: what environment.json says of the machine beside what it says of every run.
         is_finished: asked of a run that was started before.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
-            process holds it; config or inputs are another run's; something in `accept` did not
+            process holds it; config or inputs are another run's; something accepted did not
             change. Always says what to do.
     """
     directory = Path(directory).absolute()
@@ -308,7 +282,7 @@ def open_run(
         require_own_kinds(directory)
         lock = _lock(directory)
         try:
-            start = _look(directory, config_yaml, accept, review, is_finished)
+            start = _look(directory, config_yaml, allowed, review, is_finished)
             _write_start(directory, config_yaml, start, environment() | dict(noted or {}))
             return RunDirectory(directory, lock, start)
         except BaseException:
@@ -338,7 +312,7 @@ def refuse_what_is_there(directory: Path, again: str) -> None:
 def _look(
     directory: Path,
     config_yaml: str,
-    accept: Collection[str],
+    allowed: Allowed,
     review: Reviewer | None,
     is_finished: DoneCheck,
 ) -> Start:
@@ -364,7 +338,7 @@ def _look(
         doubt=doubt,
         changes=changes,
         schedule=new.get("train.lr_schedule", "constant"),
-        accept=frozenset(accept),
+        allowed=allowed,
         # A finished run reads nothing any more.
         review=Review() if review is None or finished else review(directory),
     )
@@ -391,7 +365,7 @@ def _write_start(directory: Path, config_yaml: str, start: Start, here: Json) ->
         "resuming": start.resuming,
         "config_changes": start.changes,
         "input_changes": start.input_changes(),
-        "accepted": sorted(start.accept),
+        "accepted": sorted(start.allowed.accepted),
         "environment": here,
     }
     append_line(directory / "starts.jsonl", encode_line(line))
@@ -440,54 +414,6 @@ def _lock(directory: Path) -> IO[bytes]:
     return file
 
 
-def flatten_config(config_yaml: str) -> Json:
-    """Dotted path -> value of every field of a resolved config."""
-    sections: Json = YAML(typ="safe").load(config_yaml) or {}
-    flat: Json = {}
-    for section, fields in sections.items():
-        for name, value in fields.items():
-            flat[f"{section}.{name}"] = value
-    return flat
-
-
-def differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], absent: str | None = None
-) -> Changes:
-    """Dotted path -> (old value, new value) wherever two flat configs differ.
-
-    Args:
-        old: dotted path -> value.
-        new: dotted path -> value.
-        absent: stands for a field that one of them does not have.
-    """
-
-    def ordered(value: object) -> object:  # the files of data.train draw by their place among them
-        return list(value.items()) if isinstance(value, Mapping) else value
-
-    old, new = with_parts(old), with_parts(new)
-    found: Changes = {}
-    for path in {**old, **new}:
-        before = old.get(path, absent)
-        now = new.get(path, absent)
-        if ordered(before) != ordered(now):
-            found[path] = (before, now)
-    return found
-
-
-def with_parts(values: Mapping[str, Any]) -> Json:
-    """Flatten a config so that every field of a reward's parts has a path of its own."""
-    found: Json = {}
-    for path, value in values.items():
-        if path != PARTS or not isinstance(value, Mapping):
-            found[path] = value
-            continue
-        for name, part in value.items():
-            fields = part if isinstance(part, Mapping) else {"name": part}
-            for field_name, inner in fields.items():
-                found[f"{PARTS}.{name}.{field_name}"] = inner
-    return found
-
-
 def _config_changes(directory: Path, new: Json) -> Changes:
     """Return (value in config.yaml, value now) of every field that differs.
 
@@ -507,54 +433,13 @@ def _config_changes(directory: Path, new: Json) -> Changes:
     return differences(old, new)
 
 
-# The parser takes seconds per hundred kilobytes, and no resolved config comes near that.
-MOST_CONFIG = 200_000
-
-
-def written_config(content: bytes) -> Json:
-    """Dotted path -> value of a run's config.yaml, which anything may have happened to.
-
-    Raises:
-        ValueError: it is none; says why.
-    """
-    if len(content) > MOST_CONFIG:
-        raise ValueError(f"it has {len(content)} bytes")
-    try:
-        return flatten_config(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("it is nested far too deep") from None
-    except YAMLError as error:
-        raise ValueError(str(error)) from error
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"it does not hold sections of fields ({error})") from error
-
-
-def recorded_config(directory: Path) -> Json:
-    """Dotted path -> value of the config.yaml of a run directory.
-
-    Raises:
-        RunDirectoryError: it is not there, or not what a run writes; says why.
-    """
-    path = directory / "config.yaml"
-    try:
-        return written_config(path.read_bytes())
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunDirectoryError(
-            f"{path} is no configuration of a run: {error}. Restore it from a copy"
-        ) from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """One start of a run, and how it differs from the first.
 
     changes: field -> (value in config.yaml, value now). schedule: of the learning rate, now.
-    accept: fields whose differences are meant. review: of the inputs. doubt: why result.json is not
-    believed; empty where it is, or where there is none.
+    allowed: what may differ. review: of the inputs. doubt: why result.json is not believed; empty
+    where it is, or where there is none.
     """
 
     directory: Path
@@ -563,7 +448,7 @@ class Start:
     doubt: str
     changes: Changes
     schedule: str
-    accept: frozenset[str]
+    allowed: Allowed
     review: Review
 
     def input_changes(self) -> dict[str, list[tuple[str, str]]]:
@@ -580,7 +465,9 @@ class Start:
             RunDirectoryError: lists what may not, and what was accepted in vain.
         """
         config = [path for path in self.changes if not self._allowed(path)]
-        inputs = [change for change in self.review.changes if change.name not in self.accept]
+        inputs = [
+            change for change in self.review.changes if change.name not in self.allowed.accepted
+        ]
         lines: list[str] = []
         if config:
             lines.append(f"the config is not the one that {self.directory} was started with:")
@@ -595,7 +482,7 @@ class Start:
             return
         names = dict.fromkeys([*config, *(change.name for change in inputs)])
         again = command_line(["--resume", *(f"--accept-changes={name}" for name in names)])
-        may_change = ", ".join(sorted(MAY_CHANGE - {"run.steps"}))
+        may_change = ", ".join(sorted(self.allowed.rules.keys() - {"run.steps"}))
         raise RunDirectoryError(
             "\n".join(lines)
             + "\nResuming would mix two runs. Set these back to resume, or start a new run: add "
@@ -604,19 +491,17 @@ class Start:
         )
 
     def _allowed(self, path: str) -> bool:
-        if path in self.accept:
+        if path in self.allowed.accepted:
             return True
         if path == "run.steps":
             before, now = self.changes[path]
             return now >= before
-        if path.startswith(f"{PARTS}."):
-            path = f"reward.{path.rpartition('.')[2]}"
-        return path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
+        return self.allowed.rule(path) != FIXED
 
     def _refuse_vain(self) -> None:
         """Refuse to accept a change that is none: another may have been meant."""
         changed = {*self.changes, *(change.name for change in self.review.changes)}
-        vain = sorted(self.accept - changed)
+        vain = sorted(self.allowed.accepted - changed)
         if vain and not self.finished:
             listed = ", ".join(sorted(changed)) or "nothing"
             hint = did_you_mean(vain[0], changed)
@@ -632,9 +517,9 @@ class Start:
             path = self.directory / "result.json"
             found.append(f"{path} is not believed: {self.doubt}. It is written anew at the end")
         for path, (before, now) in self.changes.items():
-            reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
-            if path in CHOSEN and now == "auto":
-                reorders = False  # it goes on with what it had
+            rule = self.allowed.rule(path)
+            # A settled auto goes on with what it had.
+            reorders = rule == "reorders" or (rule == "settled" and now != "auto")
             found.append(
                 f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"
             )
@@ -654,5 +539,5 @@ class Start:
         return found
 
     def _how(self, name: str) -> str:
-        accepted = " (accepted by --accept-changes)" if name in self.accept else ""
+        accepted = " (accepted by --accept-changes)" if name in self.allowed.accepted else ""
         return f"resuming{accepted} with"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from oxrl.tables.watch import HealthCheck
 from oxrl.types import Metrics
 
 PATIENCE = 3  # optimizer steps
@@ -79,7 +80,7 @@ class Sign(NamedTuple):
     it is told, in words. reads: the metrics that show it. patience: optimizer steps in a row.
     """
 
-    name: str
+    name: HealthCheck
     holds: Callable[[Seen], bool]
     advice: str
     threshold: str
@@ -431,4 +432,3 @@ SIGNS = (
         3,
     ),
 )
-NAMES = tuple(sign.name for sign in SIGNS)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from oxrl.runs.deadlines import Deadline, waiting_for
+from oxrl.runs.deadlines import waiting_for
+from oxrl.tables.watch import Deadline
 
 T = TypeVar("T")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oxrl.flat_config import recorded_config
 from oxrl.runs.checkpoints import CHECKPOINTS
-from oxrl.runs.directory import is_run, recorded_config
+from oxrl.runs.directory import is_run
 
 
 def named_run(given: str | Path) -> Path | None:

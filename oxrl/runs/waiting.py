@@ -7,7 +7,8 @@ from math import inf
 from time import monotonic
 
 from oxrl.errors import DeadlineError, Stopped
-from oxrl.runs.deadlines import SAY_S, Deadline, say_waiting
+from oxrl.runs.deadlines import SAY_S, say_waiting
+from oxrl.tables.watch import Deadline
 
 # How long a signal may go unseen while the run waits for something, in seconds.
 LOOK_S = 0.2

@@ -29,11 +29,9 @@ class Number(Generic[T]):
         name: keyword argument of the function, and field of `train` unless `field` says otherwise.
         default: what it is where nobody sets it.
         meaning: one or two sentences for who writes the YAML.
-        type: what its values are, as the config checks it.
         unit: of the value; empty for plain ratios, weights and shares.
         source: where the default comes from; empty where it is oxRL's choice.
         ge, gt, le, lt: bounds of valid values.
-        magnitude: a negative value is stored without its sign.
         field: YAML field under `train`, where `name` means something else there.
     """
 
@@ -41,14 +39,12 @@ class Number(Generic[T]):
     default: T
     meaning: str
     _: KW_ONLY
-    type: object = float
     unit: str = ""
     source: str = ""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    magnitude: bool = False
     field: str = ""
 
     def at(self, default: T, source: str = "") -> Number[T]:
@@ -77,14 +73,12 @@ CLIP_LOW = Number(
     "Clip below 1 - clip_low. A sign is dropped with a warning.",
     gt=-1,
     lt=1,
-    magnitude=True,
     source="PPO, arXiv:1707.06347",
 )
 CLIP_HIGH = Number(
     "clip_high",
     0.2,
     "Clip above 1 + clip_high. A sign is dropped with a warning.",
-    magnitude=True,
     source="PPO, arXiv:1707.06347",
 )
 GEOMETRIC_CLIP_LOW = CLIP_LOW.at(3e-4, "GSPO, arXiv:2507.18071")
@@ -96,7 +90,6 @@ CLIP_DUAL: Number[float | None] = Number(
     "clip_dual",
     None,
     "Ratio above which a negative advantage stops pulling; null: none.",
-    type=float | None,
     gt=1,
     source="arXiv:1912.09729, where it is 3",
 )
@@ -174,7 +167,6 @@ TOP_CANDIDATES = Number(
     "top_candidates",
     3,
     "Most likely tokens that are looked at: K.",
-    type=int,
     ge=1,
     unit="tokens",
     source="the authors' code of SimKO, arXiv:2510.14807",
@@ -219,7 +211,6 @@ TURN_GAMMA: Number[float | None] = Number(
     "turn_gamma",
     None,
     "Discount from a turn of an episode to the next; null: as between two tokens of a turn.",
-    type=float | None,
     ge=0,
     le=1,
 )
@@ -228,7 +219,6 @@ TURN_LAMBDA: Number[float | None] = Number(
     "turn_lambda",
     None,
     "GAE's lambda from a turn of an episode to the next; null: as between two tokens of a turn.",
-    type=float | None,
     ge=0,
     le=1,
 )
@@ -243,19 +233,16 @@ WHITEN = Number(
     "whiten",
     True,
     "Scale advantages to mean 0 and variance 1 over the tokens of the step.",
-    type=bool,
 )
 BOOTSTRAP_ON_TRUNCATION = Number(
     "bootstrap_on_truncation",
     False,
     "A cut response goes on with the critic's value, not 0.",
-    type=bool,
 )
 PASS_K = Number(
     "pass_k",
     2,
     "Tries that count as one: k of pass@k, at most rollout.n_samples.",
-    type=int,
     ge=1,
     unit="samples",
 )
@@ -265,7 +252,6 @@ CORRECTION_LEVEL: Number[Level] = Number(
     "correction_level",
     "token",
     "What is compared: each token, a row's product or its geometric mean.",
-    type=Level,
 )
 CORRECTION_MAX = Number(
     "correction_max",
@@ -327,7 +313,6 @@ WEIGHTS_LENGTH: Number[int | None] = Number(
     "weights_length",
     None,
     "Length that divides every row's sum; null: rollout.max_tokens.",
-    type=int | None,
     ge=1,
     unit="tokens",
     source="Dr.GRPO, arXiv:2503.20783",
@@ -354,7 +339,6 @@ SAMPLING_ROUNDS = Number(
     "sampling_rounds",
     10,
     "Most rounds of sampling per step until enough groups differ in reward.",
-    type=int,
     ge=1,
     unit="rounds",
 )
@@ -362,7 +346,6 @@ OVERLONG_BUFFER: Number[int | None] = Number(
     "overlong_buffer",
     None,
     "Tokens before the limit in which the penalty grows; null: 20 %.",
-    type=int | None,
     ge=1,
     unit="tokens",
     source="DAPO, arXiv:2503.14476",
@@ -378,7 +361,6 @@ VALUE_CLIP: Number[float | None] = Number(
     "value_clip",
     0.2,
     "Values move at most this far per batch; null: no clip.",
-    type=float | None,
     gt=0,
     source="PPO's reference implementation; arXiv:2005.12729",
 )
@@ -386,7 +368,6 @@ CRITIC_WARMUP_STEPS = Number(
     "critic_warmup_steps",
     0,
     "First optimizer steps that train the critic alone.",
-    type=int,
     ge=0,
     unit="optimizer steps",
 )
@@ -541,7 +522,6 @@ REFERENCE_SYNC_STEPS = Number(
     "reference_sync_steps",
     512,
     "Steps between updates of the reference: TR-DPO, ProRL.",
-    type=int,
     ge=1,
     unit="optimizer steps",
     source="TR-DPO, arXiv:2404.09656",
@@ -561,7 +541,6 @@ KEEP_PER_PROMPT: Number[int | None] = Number(
     "keep_per_prompt",
     None,
     "rft: only so many of a prompt's best; null: all that are good.",
-    type=int | None,
     ge=1,
     unit="responses",
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oxrl.config import dump_config, load_config, load_evaluation_config, load_source
+from oxrl.config import dump_config, load_config, load_source
 from oxrl.config.given_mappings import mapping_source
+from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.errors import ConfigError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.

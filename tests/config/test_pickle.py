@@ -11,9 +11,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from oxrl.config import Config, dump_config, load_config, schema
-from oxrl.config.load import load_evaluation_config
-from oxrl.config.schema import root_class
+from oxrl.config import Config, dump_config, load_config
+from oxrl.config.load_evaluation import load_evaluation_config
 
 Write = Callable[..., Path]
 # One algorithm of each recipe.
@@ -47,7 +46,7 @@ def test_classes_travel_by_name(cfg: Config) -> None:
 
 
 def test_another_process_reads_it(cfg: Config, folder: Path) -> None:
-    """A fresh interpreter, which has made no recipe's classes yet."""
+    """A fresh interpreter, which has imported nothing of oxRL yet."""
     file = folder / "cfg.pickle"
     file.write_bytes(cloudpickle.dumps(cfg))
     command = [sys.executable, "-c", LOAD, str(file)]
@@ -55,23 +54,9 @@ def test_another_process_reads_it(cfg: Config, folder: Path) -> None:
     assert shown == f"{type(cfg).__name__}\n{dump_config(cfg)}"
 
 
-def test_a_configuration_to_evaluate_with_is_another_class(write: Write) -> None:
+def test_a_configuration_to_evaluate_with_travels(write: Write) -> None:
     path = write(train={"alg_name": "sft"})
     trained = load_config(path)
     evaluated = load_evaluation_config(path, ["reward.name=math"])
     assert pickle.loads(pickle.dumps(trained)) == trained
     assert pickle.loads(pickle.dumps(evaluated)) == evaluated
-
-
-def test_no_other_name_is_made_up() -> None:
-    import oxrl.config.schema as schema
-
-    assert not hasattr(schema, "NoSuchConfig")
-    assert not hasattr(schema, "RlNoSuchConfig")
-
-
-@pytest.mark.parametrize("recipe", ["rl", "supervised", "rejection", "preference", "reward_model"])
-def test_a_recipe_has_one_class_however_it_is_asked_for(recipe: str) -> None:
-    assert root_class(recipe) is root_class(recipe, evaluates=False)
-    assert root_class(recipe) is getattr(schema, root_class(recipe).__name__)
-    assert root_class(recipe) is not root_class(recipe, evaluates=True)

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.config import load_config
+from oxrl.config.conditions import has_reference_model
 from oxrl.config.dry_run import dry_run_config
-from oxrl.config.reads import has_reference_model
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.modelfiles.dims import model_dims, stored_parameters

@@ -11,7 +11,7 @@ from oxrl.config import Config, dump_config, load_config
 from oxrl.config.load import check_config
 from oxrl.config.reward_options import asked_rewards
 from oxrl.errors import ConfigError
-from oxrl.runs.directory import differences, written_config
+from oxrl.flat_config import differences, written_config
 
 Write = Callable[..., Path]
 TWO = {"correct": {"name": "math"}, "form": {"name": "format", "weight": 0.2, "optional": True}}

@@ -32,7 +32,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError, EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -257,7 +257,7 @@ import sys, time
 from test_hosted import parent_of, sampler, with_child
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.workers import RolloutWorkers
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from samplers import make_requests
 
 engine = RolloutWorkers(ThisMachine(threads=1), [None], sampler, Deadlines.alike(60))

@@ -26,7 +26,7 @@ from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion
 
 pytestmark = [

@@ -28,8 +28,8 @@ from oxrl.engines.train.rules import rules_of
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
-from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.ranks import ALONE
+from oxrl.tables.watch import Deadlines
 
 needs_bitsandbytes = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: the extra 8bit"

@@ -77,7 +77,7 @@ JOINS = """
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import ConfigError
-    from oxrl.runs.deadlines import Deadlines
+    from oxrl.tables.watch import Deadlines
 
     if __name__ == "__main__":
         small = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -202,7 +202,7 @@ SHIPS = """
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import EngineError
-    from oxrl.runs.deadlines import Deadlines
+    from oxrl.tables.watch import Deadlines
 
     def sampler():
         from oxrl.engines.sample.local import LocalSampler

@@ -19,7 +19,7 @@ from oxrl.errors import ConfigError, DeadlineError, EngineError, LostRankError, 
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import buckets
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Prompt, Request, Sampling
 
 ray = pytest.importorskip(

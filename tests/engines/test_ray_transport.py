@@ -41,7 +41,7 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import Whole, buckets
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Prompt, Request, Sampling
 
 needs_ray = pytest.mark.skipif(

@@ -24,7 +24,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
 
 pytestmark = [

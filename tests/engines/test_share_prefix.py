@@ -28,7 +28,7 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, TokenBatch
 
 

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from oxrl.commands.evaluate import evaluation_config
 from oxrl.commands.train import run
-from oxrl.config import Config, check_config, dump_config, load_config, load_evaluation_config
+from oxrl.config import Config, check_config, dump_config, load_config
+from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.config.schema import FIELDS
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import Dataset, ReadOptions
@@ -82,7 +83,7 @@ def values_changed(choose: random.Random) -> Values:
     if choose.random() < 0.5:
         values["train"]["alg_name"] = choose.choice(sorted(ROWS))
     for _ in range(choose.randrange(1, 5)):
-        section, _, name = choose.choice(FIELDS).partition(".")
+        section, _, name = choose.choice([*FIELDS]).partition(".")
         values.setdefault(section, {})[name] = choose.choice(VALUES)
     if choose.random() < 0.2:
         values[choose.choice((*values, "trian", ""))] = choose.choice(VALUES)

@@ -30,7 +30,7 @@ from oxrl.config import Config
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
 needs_deepspeed = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.engines.sample.base import Finished, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.runs.deadlines import Deadlines
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Request
 
 # Kills a process in the middle of a step of one episode, once.

@@ -19,8 +19,9 @@ from oxrl.errors import DeadlineError
 from oxrl.plan.plan import plan_text
 from oxrl.runs import deadlines, process_exit, waiting
 from oxrl.runs.console import run_logging
-from oxrl.runs.deadlines import Deadlines, waiting_for
+from oxrl.runs.deadlines import waiting_for
 from oxrl.runs.waiting import Patience
+from oxrl.tables.watch import Deadlines
 
 
 def run_section(**settings: object) -> RunConfig:

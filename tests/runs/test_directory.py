@@ -17,9 +17,10 @@ import pytest
 from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
-from oxrl.config import Config
+from oxrl.config.reads import resume_rules
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, differences, flatten_config, open_run
+from oxrl.flat_config import differences, flatten_config
+from oxrl.runs.directory import Allowed, open_run
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
@@ -142,7 +143,9 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     changed = CONFIG.replace("checkpoint_every: 50", "checkpoint_every: 5, threads: 2").replace(
         "128", "32"
     )
-    with caplog.at_level(logging.WARNING), open_run(tmp_path, changed, resume=True) as run:
+    rules = Allowed(resume_rules())
+    opened = open_run(tmp_path, changed, resume=True, allowed=rules)
+    with caplog.at_level(logging.WARNING), opened as run:
         assert (run.path / "config.yaml").read_text() == changed
         run.log_remarks()
     assert "run.threads: None -> 2; sums are added in another order" in caplog.text
@@ -154,14 +157,21 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     }
 
 
-@pytest.mark.parametrize("path", sorted(MAY_CHANGE))
-def test_what_may_change_is_a_field_of_the_config(path: str) -> None:
-    section, field = path.split(".")
-    assert field in Config.model_fields[section].annotation.model_fields
-
-
-def test_what_changes_rounding_is_allowed_to_change() -> None:
-    assert REORDER_SUMS <= MAY_CHANGE
+@pytest.mark.parametrize(
+    ("name", "value", "reorders"),
+    [
+        ("micro_batch_tokens", "auto", False),
+        ("micro_batch_tokens", 99, True),
+        ("backend", "auto", True),
+    ],
+)
+def test_what_was_settled_when_a_run_began_goes_on(
+    tmp_path: Path, name: str, value: object, reorders: bool
+) -> None:
+    start(tmp_path)
+    changed = CONFIG.replace("train: {", f"train: {{{name}: {value}, ")
+    with open_run(tmp_path, changed, resume=True, allowed=Allowed(resume_rules())) as run:
+        assert ["sums are added" in remark for remark in run.remarks] == [reorders]
 
 
 def compared(old: str, new: str) -> dict[str, tuple[object, object]]:
@@ -206,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_pa
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from oxrl.runs.directory import open_run
+from oxrl.runs.directory import Allowed, open_run
 run = open_run(Path(sys.argv[1]), "run: {name: x}", resume=True)
 if "fork" in sys.argv and os.fork() == 0:
     Path(sys.argv[1], "worker").write_text(str(os.getpid()))

@@ -15,7 +15,8 @@ from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
-from oxrl.runs.health_checks import NAMES, PATIENCE, SIGNS
+from oxrl.runs.health_checks import PATIENCE, SIGNS
+from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
 
 FINE: Metrics = {
@@ -74,8 +75,8 @@ PATIENCE_OF = {sign.name: sign.patience for sign in SIGNS}
 
 
 def test_every_sign_is_tested() -> None:
-    assert {*NAMES} == {*SHOWN} | OF_HISTORY
-    assert len(NAMES) >= 15
+    assert {*HEALTH_CHECKS} == {*SHOWN} | OF_HISTORY
+    assert len(HEALTH_CHECKS) >= 15
     assert all(sign.threshold and sign.reads and sign.advice for sign in SIGNS)
 
 

@@ -23,9 +23,9 @@ from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import Whole
-from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.engines import TRAINING_ENGINES
+from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
 # Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank

@@ -20,8 +20,8 @@ from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import OxrlError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.ranks import Ranks
+from oxrl.tables.watch import Deadlines
 
 
 class Ledger(TorchDispatchMode):

@@ -14,8 +14,8 @@ from torch import Tensor
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes.supervised import loss_fn
-from oxrl.runs.deadlines import Deadlines
 from oxrl.runs.ranks import Ranks
+from oxrl.tables.watch import Deadlines
 
 WANT = frozenset({"logprobs"})
 # Longest first these rows are: two images, one, one, one, none. On two ranks with a row each at a

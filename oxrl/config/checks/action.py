@@ -16,10 +16,10 @@ def check_action(cfg: Config) -> Problems:
     action = cfg.action
     if not action.exists:
         if action.choices:
-            yield at(cfg, "action.choices", "names no action, such as up,down,left,right")
+            yield at("action.choices", "names no action, such as up,down,left,right")
         return
     if len(set(action.names)) != len(action.names) or len(action.names) == 1:
-        yield at(cfg, "action.choices", "needs two names or more, each once")
+        yield at("action.choices", "needs two names or more, each once")
     if not action.names:
         yield from _check_numbers(cfg)
     if not action.names and action.code == "fast":
@@ -32,20 +32,20 @@ def _check_turns(cfg: Config) -> Problems:
     action = cfg.action
     if cfg.rollout.rewritten_history == "split":
         rule = "turns of actions have no text that a template could rewrite: leave it out"
-        yield at(cfg, "rollout.rewritten_history", rule, "action.size", "action.choices")
+        yield at("rollout.rewritten_history", rule, "action.size", "action.choices")
     if cfg.recipe == "rl" and not cfg.environment.name:
         rule = "is needed: actions are answered by an environment, not by a reward"
-        yield at(cfg, "environment.name", rule, "action.size", "action.choices")
+        yield at("environment.name", rule, "action.size", "action.choices")
     if cfg.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
         rule = (
             "actions are judged in episodes: leave it out, and evaluate by oxrl eval RUN "
             "environment.name=NAME"
         )
-        yield at(cfg, "reward.name", rule, "action.size", "action.choices")
+        yield at("reward.name", rule, "action.size", "action.choices")
     if cfg.environment.name and cfg.rollout.max_tokens != action.tokens:
         most = "most tokens" if action.code == "fast" else "tokens"
         rule = f"must be {action.tokens}, the {most} of a turn of actions: leave it out"
-        yield at(cfg, "rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
+        yield at("rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
 
 
 def _check_numbers(cfg: Config) -> Problems:
@@ -56,16 +56,16 @@ def _check_numbers(cfg: Config) -> Problems:
                 f"is needed: the model has no {HEAD_FILE} that says between which numbers its "
                 "actions lie; name the file that `oxrl prepare demonstrations` wrote"
             )
-            yield at(cfg, "action.statistics", rule, "model.name")
+            yield at("action.statistics", rule, "model.name")
         return
     try:
         found = read_quantiles(Path(action.statistics))
     except DataError as error:
-        yield at(cfg, "action.statistics", str(error))
+        yield at("action.statistics", str(error))
         return
     if len(found.low) != action.size:
         rule = f"has quantiles of {len(found.low)} numbers, and action.size is {action.size}"
-        yield at(cfg, "action.statistics", rule, "action.size")
+        yield at("action.statistics", rule, "action.size")
 
 
 def _check_fast(cfg: Config) -> Problems:
@@ -76,13 +76,13 @@ def _check_fast(cfg: Config) -> Problems:
                 f"is needed for action.code: fast: the model has no {HEAD_FILE} that holds pieces; "
                 "name the file that `oxrl prepare demonstrations fast=1024` wrote"
             )
-            yield at(cfg, "action.fast", rule, "action.code", "model.name")
+            yield at("action.fast", rule, "action.code", "model.name")
         return
     try:
         code = read_code(Path(action.fast))
     except DataError as error:
-        yield at(cfg, "action.fast", str(error))
+        yield at("action.fast", str(error))
         return
     if (code.chunk, code.size) != (action.chunk, action.size):
         rule = f"is of chunks of {code.chunk} actions, {code.size} numbers each"
-        yield at(cfg, "action.fast", rule, "action.chunk", "action.size")
+        yield at("action.fast", rule, "action.chunk", "action.size")

@@ -16,7 +16,6 @@ def check_adapter(cfg: Config) -> Problems:
     """Adapters where they can be trained and sampled."""
     if cfg.model.dtype == "bfloat16" and not cfg.train.engine.bfloat16_adapters:
         yield at(
-            cfg,
             "lora.rank",
             (
                 "DeepSpeed rounds adapters to model.dtype, which are float32 elsewhere: "
@@ -27,7 +26,6 @@ def check_adapter(cfg: Config) -> Problems:
         )
     if cfg.train.row.moves_reference:
         yield at(
-            cfg,
             "lora.rank",
             (
                 f"{cfg.train.alg_name} moves its reference by all weights, "
@@ -57,14 +55,13 @@ def check_four_bit(cfg: Config) -> Problems:
         why = "is known for models of text alone, and this one reads images: set it to false"
         rules.append((why, ("model.name",)))
     for why, also in rules:
-        yield at(cfg, "model.load_in_4bit", why, *also, "lora.rank")
+        yield at("model.load_in_4bit", why, *also, "lora.rank")
 
 
 def check_adapter_model(cfg: Config) -> Problems:
     """Adapters on a model that can be loaded again, and has none itself."""
     if is_builtin(cfg.model.name):
         yield at(
-            cfg,
             "model.name",
             (
                 "an adapter is stored without the model under it, "
@@ -75,7 +72,6 @@ def check_adapter_model(cfg: Config) -> Problems:
         )
     elif (Path(cfg.model.name) / ADAPTER_CONFIG).is_file():
         yield at(
-            cfg,
             "model.name",
             "holds an adapter; merge it first: oxrl export FOLDER --out FOLDER",
             "lora.rank",

@@ -17,7 +17,6 @@ def check_batch(cfg: Config) -> Problems:
     if prompts % minibatches:
         divisors = [number for number in range(1, prompts + 1) if prompts % number == 0]
         yield at(
-            cfg,
             "train.minibatches",
             (
                 f"must divide data.prompts_per_step={prompts}, "
@@ -29,7 +28,6 @@ def check_batch(cfg: Config) -> Problems:
         )
     if steps % updates:
         yield at(
-            cfg,
             "run.steps",
             (
                 f"must be a multiple of {equation}, the optimizer steps of one rollout step; "
@@ -39,7 +37,6 @@ def check_batch(cfg: Config) -> Problems:
         )
     if cfg.train.row.gate == "policy_gradient" and updates > 1:
         yield at(
-            cfg,
             passes[0] if cfg.train.epochs > 1 else passes[1],
             (
                 f"{cfg.train.row.name} has no importance ratio, so of the updates on a rollout "
@@ -53,7 +50,6 @@ def check_batch(cfg: Config) -> Problems:
         )
     if cfg.train.old_logprobs == "current" and updates > 1:
         yield at(
-            cfg,
             "train.old_logprobs",
             (
                 f"needs one optimizer step per rollout batch, this run has {equation}; "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.field import CELLS
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import Config
+from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Problem
 from oxrl.tables.numbers import CORRECTION_MAX, CORRECTION_MIN, PASS_K, WEIGHT_MAX, WEIGHT_MIN
 
@@ -21,7 +21,6 @@ def check_correction(cfg: Config) -> Problems:
         return
     if cfg.train.old_logprobs == "bypass":
         yield at(
-            cfg,
             "train.old_logprobs",
             (
                 "puts the sampler's logprobs into the ratio, "
@@ -32,7 +31,6 @@ def check_correction(cfg: Config) -> Problems:
         )
     if row.denominator == "rollout" and row.correction in WEIGHTING:
         yield at(
-            cfg,
             "train.correction",
             (
                 f"a ratio against the rollout policy and correction {row.correction} "
@@ -46,13 +44,13 @@ def check_cells(cfg: Config) -> Problems:
     """Cells and numbers that do not fit together."""
     row = cfg.train.row
     if row.unsupported:
-        yield at(cfg, "train.alg_name", row.unsupported, *(f"train.{name}" for name in CELLS))
+        yield at("train.alg_name", row.unsupported, *(f"train.{name}" for name in CELLS))
     if row.gate == "policy_gradient":
         rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
         if cfg.train.ratio not in (None, "none"):
-            yield at(cfg, "train.ratio", rule, "train.loss")
+            yield at("train.ratio", rule, "train.loss")
         if cfg.train.denominator is not None:
-            yield at(cfg, "train.denominator", rule, "train.loss")
+            yield at("train.denominator", rule, "train.loss")
     elif row.ratio == "none":
         yield Problem(
             "train.ratio",
@@ -66,7 +64,6 @@ def check_cells(cfg: Config) -> Problems:
     samples = cfg.rollout.n_samples
     if row.advantage == "pass_at_k" and cfg.train.value(PASS_K) > samples:
         yield at(
-            cfg,
             "train.pass_k",
             f"cannot exceed rollout.n_samples {samples}: lower it, or sample more",
             "rollout.n_samples",
@@ -77,4 +74,4 @@ def check_cells(cfg: Config) -> Problems:
         above = f"train.{high.key}"
         upper = cfg.train.value(high)
         if path in read and above in read and cfg.train.value(low) >= upper:
-            yield at(cfg, path, f"must be below {above}={upper}", above)
+            yield at(path, f"must be below {above}={upper}", above)

@@ -7,8 +7,7 @@ from pathlib import Path
 from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.data.layouts import READ
-from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
+from oxrl.errors import DataError, UnreachableError, why_no_file
 from oxrl.modelfiles.hub import SCHEME, SUFFIXES, locate
 
 
@@ -17,18 +16,6 @@ def check_training_files(cfg: Config) -> Problems:
     several = not isinstance(cfg.data.train, str)
     for file in cfg.data.train_files:
         yield from _file_problems(cfg, f"data.train.{file}" if several else "data.train", file)
-
-
-def check_columns(cfg: Config) -> Problems:
-    """Columns are named that rows of this recipe have; those of prompts may have any."""
-    columns = READ.get(cfg.recipe)
-    if columns is None:
-        return
-    for ours, theirs in cfg.data.columns.items():
-        if ours not in columns:
-            near = did_you_mean(ours, columns)
-            told = f"is no column that {cfg.train.alg_name} reads; there are {', '.join(columns)}"
-            yield Problem(f"data.columns.{ours}", f"{told}{near}", theirs)
 
 
 def check_evaluation_file(cfg: Config) -> Problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxrl.config.checks.base import Problems, at
+from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.schema import Config
 from oxrl.modelfiles.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
@@ -13,14 +13,12 @@ def check_ranks(cfg: Config) -> Problems:
     engine = cfg.train.engine
     if cfg.run.training_gpus > 1 and not engine.several_ranks:
         yield at(
-            cfg,
             "run.training_gpus",
             "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp",
             "train.backend",
         )
     if engine.several_ranks and cfg.recipe == "rejection":
         yield at(
-            cfg,
             "train.backend",
             (
                 "rft samples in one process: "
@@ -36,7 +34,6 @@ def check_optimizer(cfg: Config) -> Problems:
     able = " or ".join(name for name, row in TRAINING_ENGINES.items() if row.without_masters)
     if cfg.train.optimizer not in engine.optimizers:
         yield at(
-            cfg,
             "train.optimizer",
             (
                 f"{cfg.train.backend} steps flat pieces of many weights with AdamW: "
@@ -48,7 +45,6 @@ def check_optimizer(cfg: Config) -> Problems:
         return
     if cfg.model.dtype == "float32":
         yield at(
-            cfg,
             "train.master_weights",
             (
                 "weights in float32 are stepped themselves, without copies: "
@@ -58,14 +54,12 @@ def check_optimizer(cfg: Config) -> Problems:
         )
     if cfg.lora.rank:
         yield at(
-            cfg,
             "train.master_weights",
             "adapters are float32 beside weights that nothing steps: set it to float32",
             "lora.rank",
         )
     if not engine.without_masters:
         yield at(
-            cfg,
             "train.master_weights",
             (
                 f"{cfg.train.backend} steps float32 copies: "
@@ -83,7 +77,6 @@ def check_deepspeed(cfg: Config) -> Problems:
     reference = cfg.deepspeed_ref
     if policy.zero_stage == 0 and cfg.model.dtype == "bfloat16":
         yield at(
-            cfg,
             "deepspeed.zero_stage",
             (
                 "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; "
@@ -99,14 +92,13 @@ def check_deepspeed(cfg: Config) -> Problems:
     for path, wanted, stage, least in offloads:
         if wanted and stage < least:
             decider = f"{path.partition('.')[0]}.zero_stage"
-            yield at(cfg, path, f"needs {decider} {least} or more, this is {stage}", decider)
+            yield at(path, f"needs {decider} {least} or more, this is {stage}", decider)
 
 
 def check_sampling_process(cfg: Config) -> Problems:
     """Training in the process that starts the one which samples."""
     if cfg.sampling_process and cfg.recipe == "rl" and cfg.train.engine.several_ranks:
         yield at(
-            cfg,
             "inference_engine.actors",
             (
                 f"{cfg.train.backend} trains in Ray actors, which send weights to others: set it "
@@ -123,7 +115,6 @@ def check_samplers(cfg: Config) -> Problems:
     colocated = engine.placement == "colocated"
     if colocated and engine.actors > cfg.run.training_gpus:
         yield at(
-            cfg,
             "inference_engine.actors",
             (
                 "each shares the device of a training actor, "
@@ -134,7 +125,6 @@ def check_samplers(cfg: Config) -> Problems:
         )
     if cfg.sampling_process and vision_family(cfg.model.name) is not None:
         yield at(
-            cfg,
             "inference_engine.name",
             (
                 "reads images in Ray actors alone: set inference_engine.actors to 1 or more "
@@ -145,8 +135,16 @@ def check_samplers(cfg: Config) -> Problems:
         )
     if colocated and engine.tensor_parallel > 1:
         yield at(
-            cfg,
             "inference_engine.tensor_parallel",
             "needs devices of its own: set inference_engine.placement to separate, or this to 1",
             "inference_engine.placement",
         )
+
+
+ENGINES: tuple[Check, ...] = (
+    check_ranks,
+    check_deepspeed,
+    check_optimizer,
+    check_samplers,
+    check_sampling_process,
+)

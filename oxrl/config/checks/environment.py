@@ -18,14 +18,13 @@ def check_environment(cfg: Config) -> Problems:
     try:
         place_of(ENVIRONMENT, name)
     except ValueError as error:
-        yield at(cfg, ENVIRONMENT.field, str(error))
+        yield at(ENVIRONMENT.field, str(error))
     if name == "agent" and not cfg.environment.options.get("command"):
         rule = "environment.name=agent needs the program: {command: python my_agent.py}"
-        yield at(cfg, "environment.options", rule, "environment.name")
+        yield at("environment.options", rule, "environment.name")
     most = cfg.rollout.max_episode_tokens
     if most is not None and most < cfg.rollout.max_tokens:
         yield at(
-            cfg,
             "rollout.max_episode_tokens",
             f"is less than rollout.max_tokens={cfg.rollout.max_tokens}, which bounds one turn: "
             "lower that, or raise this",

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.data.templates import TRAINING_TEMPLATES, template_file
-from oxrl.errors import did_you_mean, why_no_file
+from oxrl.errors import did_you_mean
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, is_builtin
-from oxrl.modelfiles.dims import (
-    model_context,
-    why_unsupported,
-    without_attention,
-)
-from oxrl.modelfiles.files import FLASH, FLASH_INSTALL
+from oxrl.modelfiles.dims import model_context, why_unsupported
 from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 
 
 def check_model(cfg: Config) -> Problems:
-    """Model and template are there, as far as that can be seen without the network."""
+    """The model is there, as far as that can be seen without the network."""
     name = cfg.model.name
     if is_builtin(name):
         if name not in BUILTIN_DIMS:
@@ -39,16 +32,10 @@ def check_model(cfg: Config) -> Problems:
                 f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
                 name,
             )
-    template = cfg.model.chat_template
-    if template is not None and not template_file(template).is_file():
-        near = did_you_mean(template, TRAINING_TEMPLATES)
-        known = "" if near else f", nor a template of oxRL: {', '.join(TRAINING_TEMPLATES)}"
-        yield Problem("model.chat_template", f"{why_no_file(template)}{near}{known}", template)
     limit = cfg.model.max_length
     context = model_context(name)
     if limit is not None and context is not None and limit > context:
         yield at(
-            cfg,
             "model.max_length",
             f"exceeds the model's context {context}; lower it",
             "model.name",
@@ -69,37 +56,7 @@ def check_model_files(cfg: Config) -> Problems:
             yield Problem("model.name", "; ".join(damages), name)
 
 
-def check_attention(cfg: Config) -> Problems:
-    """What computes attention is installed, and can do what the model and the run ask for."""
-    wanted = cfg.model.attention
-    flash = wanted == "flash_attention_2"
-    rules: list[str] = []
-    lacking = without_attention(cfg.model.name, wanted)
-    if lacking is not None:
-        rules.append(f"{lacking}: set it to auto")
-    if flash and find_spec(FLASH) is None:
-        rules.append(f"needs the flash-attn package, which is not installed: {FLASH_INSTALL}")
-    if flash and cfg.run.device == "cpu":
-        rules.append("needs a GPU, and run.device is cpu: set it to sdpa")
-    if flash and cfg.model.dtype != "bfloat16":
-        rules.append("computes in bfloat16 only: set model.dtype to bfloat16, or it to sdpa")
-    if rules:
-        yield at(cfg, "model.attention", "; ".join(rules), "model.name")
-
-
-def check_offload(cfg: Config) -> Problems:
-    """Activations are offloaded where few of them are kept."""
-    if cfg.model.offload_activations and not cfg.model.gradient_checkpointing:
-        yield at(
-            cfg,
-            "model.offload_activations",
-            "moves what gradient checkpointing keeps of each layer, and everything is kept without "
-            "it; add model.gradient_checkpointing: true, or remove it",
-            "model.gradient_checkpointing",
-        )
-
-
-MODEL: tuple[Check, ...] = (check_model, check_model_files, check_attention, check_offload)
+MODEL: tuple[Check, ...] = (check_model, check_model_files)
 
 
 def check_context(cfg: Config) -> Problems:
@@ -114,7 +71,6 @@ def check_context(cfg: Config) -> Problems:
     also = ("model.max_length", "model.name", "data.max_prompt_tokens")
     if prompt is not None and prompt + response > context:
         yield at(
-            cfg,
             "rollout.max_tokens",
             (
                 f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} "
@@ -124,7 +80,6 @@ def check_context(cfg: Config) -> Problems:
         )
     elif response >= context:
         yield at(
-            cfg,
             "rollout.max_tokens",
             f"leaves no room for a prompt in {bound}; set it below {context}",
             *also,

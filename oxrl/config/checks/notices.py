@@ -7,26 +7,7 @@ from collections.abc import Iterator
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import Config
 from oxrl.tables.cells import CRITIC
-from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, KL_COEFF, NUMBERS, REFERENCE_SYNC_STEPS
-
-# How many times its default a number of the algorithm may be without a word.
-FAR_OUT = 1e4
-
-
-def _far_out(cfg: Config) -> Iterator[str]:
-    """Numbers of the algorithm that are so large that what they bound or weigh is hardly there."""
-    for path in sorted(row_fields(cfg.train.row)):
-        number = NUMBERS[path.removeprefix("train.")]
-        value = cfg.train.value(number)
-        if isinstance(value, bool | str | None) or number.type is int:
-            continue
-        default = number.default
-        usual = abs(default) if isinstance(default, int | float) and default else 1.0
-        if abs(value) > FAR_OUT * usual:
-            yield (
-                f"{path} = {value:g} is {abs(value) / usual:.0e} times what is usual ({usual:g}): "
-                f"{number.meaning}"
-            )
+from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, KL_COEFF, REFERENCE_SYNC_STEPS
 
 
 def notices(cfg: Config) -> Iterator[str]:
@@ -46,7 +27,6 @@ def notices(cfg: Config) -> Iterator[str]:
         every = train.value(REFERENCE_SYNC_STEPS)
         if every > steps:
             yield f"train.reference_sync_steps = {every} never happens in run.steps = {steps}"
-    yield from _far_out(cfg)
     if train.lr == 0:
         yield "train.lr = 0 trains nothing: the policy stays what it is"
     if cfg.data.eval in cfg.data.train_files:

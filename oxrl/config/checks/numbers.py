@@ -1,13 +1,18 @@
-"""Numbers of an algorithm that are right one by one and make no sense together."""
+"""Numbers of an algorithm that make no sense together, or do something else than they seem to."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from oxrl.config.checks.base import Problems
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
+from oxrl.config.source import Problem, Source
+from oxrl.tables.numbers import NUMBERS
+
+# How many times its default a number of the algorithm may be without a word.
+FAR_OUT = 1e4
 
 
 def check_numbers(cfg: Config) -> Problems:
@@ -44,3 +49,37 @@ def _limits(cfg: Config, values: dict[str, Any]) -> Problems:
     if buffer is not None and buffer > longest:
         rule = f"must be at most rollout.max_tokens = {longest}, within which the penalty grows"
         yield Problem("train.overlong_buffer", rule, buffer, also=("rollout.max_tokens",))
+
+
+def number_notices(cfg: Config, source: Source) -> Iterator[str]:
+    """What is to be said of the numbers that were written down."""
+    yield from _dropped_signs(cfg, source)
+    yield from _far_out(cfg)
+
+
+def _dropped_signs(cfg: Config, source: Source) -> Iterator[str]:
+    """One text for all clip bounds that were written with a sign."""
+    signs: list[str] = []
+    for name, value in source.values.get("train", {}).items():
+        if name in ("clip_low", "clip_high") and float(str(value)) < 0:
+            stored = getattr(cfg.train, name)
+            place = source.place(f"train.{name}")
+            signs.append(f"train.{name} = {value} is stored as {stored} ({place})")
+    if signs:
+        yield "clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)
+
+
+def _far_out(cfg: Config) -> Iterator[str]:
+    """Numbers of the algorithm that are so large that what they bound or weigh is hardly there."""
+    for path in sorted(row_fields(cfg.train.row)):
+        number = NUMBERS[path.removeprefix("train.")]
+        value = cfg.train.value(number)
+        if isinstance(value, int | str | None):
+            continue
+        default = number.default
+        usual = abs(default) if isinstance(default, int | float) and default else 1.0
+        if abs(value) > FAR_OUT * usual:
+            yield (
+                f"{path} = {value:g} is {abs(value) / usual:.0e} times what is usual ({usual:g}): "
+                f"{number.meaning}"
+            )

@@ -17,7 +17,6 @@ def check_preference(cfg: Config) -> Problems:
         if name in addable:
             if why := _why_not_added(name, algorithm):
                 yield at(
-                    cfg,
                     "train.mix",
                     f"{name} {why}, and cannot be added to {algorithm}",
                     "train.alg_name",
@@ -26,15 +25,11 @@ def check_preference(cfg: Config) -> Problems:
             why = "is no preference loss"
             if name in METHODS:
                 why = "takes more than a pair, or is a sum itself"
-            yield at(cfg, "train.mix", f"{name} {why}{did_you_mean(name, addable)}")
+            yield at("train.mix", f"{name} {why}{did_you_mean(name, addable)}")
     if algorithm == "exo" and cfg.train.value(LABEL_NOISE) == 0:
-        yield at(
-            cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual"
-        )
+        yield at("train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual")
     if algorithm == "f_dpo_alpha" and cfg.train.value(ALPHA) == 1:
-        yield at(
-            cfg, "train.preference_alpha", "at 1 the alpha divergence is the reverse KL: use dpo"
-        )
+        yield at("train.preference_alpha", "at 1 the alpha divergence is the reverse KL: use dpo")
 
 
 def _why_not_added(name: str, algorithm: str) -> str:

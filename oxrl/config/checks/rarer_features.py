@@ -18,7 +18,6 @@ def check_dynamic_sampling(cfg: Config) -> Problems:
     if cfg.sampling_block > 1:
         most = 3 * cfg.train.updates - 1
         yield at(
-            cfg,
             "rollout.max_staleness",
             f"dynamic sampling decides batch by batch what to draw next: at most {most}",
         )
@@ -30,7 +29,6 @@ def check_overlong_penalty(cfg: Config) -> Problems:
     # others.
     if cfg.train.mask_truncated:
         yield at(
-            cfg,
             "train.mask_truncated",
             f"{cfg.train.row.name} punishes the responses that this leaves out: set it to false",
         )
@@ -40,16 +38,15 @@ def check_interpolated_anchor(cfg: Config) -> Problems:
     """Old logprobs that can be interpolated, and weights from there to the sampler."""
     row = cfg.train.row
     if cfg.train.old_logprobs != "auto":
-        yield at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto")
+        yield at("train.old_logprobs", f"{row.name} interpolates them: set it to auto")
     if row.correction == "none":
         rule = f"{row.name} weighs its interpolated policy against the sampler: set it to truncate"
-        yield at(cfg, "train.correction", rule)
+        yield at("train.correction", rule)
 
 
 def _kl_needed(cfg: Config) -> Problems:
     if cfg.train.row.kl == "none" or cfg.train.value(KL_COEFF) == 0:
         yield at(
-            cfg,
             "train.alg_name",
             "needs a KL term: set train.kl and train.kl_coeff",
             "train.kl",
@@ -75,7 +72,6 @@ def check_reference_reset(cfg: Config) -> Problems:
     yield from _kl_needed(cfg)
     if cfg.lora.rank:
         yield at(
-            cfg,
             "lora.rank",
             (
                 f"{cfg.train.row.name} resets the reference, "
@@ -98,9 +94,9 @@ def _kept_rewards(cfg: Config, whole: str, read: str, most: float) -> Problems:
     row = cfg.train.row
     rule = f"changes {whole}, and {row.advantage} {read}: remove it, or change train.alg_name"
     if cfg.reward.normalize != "none":
-        yield at(cfg, "reward.normalize", rule, *CHOSEN)
+        yield at("reward.normalize", rule, *CHOSEN)
     if cfg.reward.clip is not None and cfg.reward.clip < most:
-        yield at(cfg, "reward.clip", rule, *CHOSEN)
+        yield at("reward.clip", rule, *CHOSEN)
     if row.kl.startswith("reward_") and cfg.train.value(KL_COEFF) > 0:
         rule = f"is subtracted from {whole}, and {row.advantage} {read}: set loss_k3 here"
         yield Problem("train.kl", rule, row.kl, also=CHOSEN)

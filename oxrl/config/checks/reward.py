@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.checks.model import check_context
-from oxrl.config.reads import generates_answers
 from oxrl.config.reward_options import (
     CODE,
     CODE_OPTIONS,
     JUDGE,
     AskedReward,
     asked_rewards,
-    runs_beside_policy,
-    runs_in_actors,
+    is_folder,
 )
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
@@ -42,7 +37,7 @@ def check_reward(cfg: Config) -> Problems:
         yield from _check_one(cfg, asked)
     for taken in CODE_OPTIONS:
         if reward.name == CODE and taken in reward.options:
-            yield at(cfg, "reward.options", f"{taken} is a field of its own: reward.{taken}")
+            yield at("reward.options", f"{taken} is a field of its own: reward.{taken}")
 
 
 def _check_one(cfg: Config, asked: AskedReward) -> Problems:
@@ -67,55 +62,7 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
         # Of a judge names alone: a value may be a key in the wrong place.
         shown = list(given) if name == JUDGE else given
         yield Problem(options, problem, shown, also=(field,))
-    elif name == CODE:
-        yield from _check_times(asked)
-    elif runs_beside_policy(cfg, asked) or runs_in_actors(cfg, asked):
-        yield from _check_copies(asked)
-    elif name == JUDGE and asked.options.get("compare") == "group":
-        yield from _check_groups(cfg, asked)
+    elif name in (CODE, JUDGE) or is_folder(asked):
+        from oxrl.config.checks.reward_kinds import check_kind  # most rewards are functions
 
-
-def check_generated(cfg: Config) -> Problems:
-    """Evaluations of a supervised run that generate answers can do so."""
-    if not generates_answers(cfg):
-        return
-    yield from check_reward(cfg)
-    yield from check_context(cfg)
-    if cfg.train.engine.several_ranks:
-        rule = "evaluations generate answers in one process: set train.backend to local"
-        yield at(cfg, "reward.name", rule, "train.backend")
-
-
-def _check_copies(asked: AskedReward) -> Problems:
-    """A reward model has no workers: it is there once, or as often as `reward.actors` says."""
-    if asked.workers > 1:
-        rule = (
-            "must be 1: a reward model is loaded once, on the device of the run, and reads "
-            "train.micro_batch_tokens tokens at a time; or in each of reward.actors: remove it"
-        )
-        yield Problem(f"{asked.field}.workers", rule, asked.workers, also=(f"{asked.field}.name",))
-
-
-def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
-    """A judge that compares the responses of a group gets groups of two and more."""
-    fields = {"rollout.n_samples": cfg.recipe != "supervised"}
-    fields["rollout.eval_samples"] = cfg.data.eval is not None
-    for field, is_read in fields.items():
-        given = attrgetter(field)(cfg)
-        if is_read and given < 2:
-            rule = "must be 2 or more: the judge compares responses to one prompt with each other"
-            yield Problem(field, rule, given, also=(f"{asked.field}.options",))
-
-
-def _check_times(asked: AskedReward) -> Problems:
-    """A program's own limit ends it before its worker is killed: the first is a score."""
-    from oxrl_sandbox.inside.confine import WAIT_S
-
-    needed = float(str(asked.options["program_s"])) + WAIT_S + 1.0
-    if asked.timeout_s < needed:
-        yield Problem(
-            f"{asked.field}.timeout_s",
-            f"must be {needed:g} or more: reward.program_s, {WAIT_S:g} s of waiting, 1 s to judge",
-            asked.timeout_s,
-            also=("reward.program_s",),
-        )
+        yield from check_kind(cfg, asked)

@@ -65,4 +65,4 @@ def check_share_prefix(cfg: Config) -> Problems:
     if cfg.train.share_prefix is not True:
         return
     for why, instead, field in obstacles(cfg):
-        yield at(cfg, FIELD, f"{why}; set it to false{instead}", field)
+        yield at(FIELD, f"{why}; set it to false{instead}", field)

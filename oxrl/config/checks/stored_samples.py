@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.reads import dump_config
+from oxrl.config.reads import dump_config, resume_rules
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.runs.directory import (
-    MAY_CHANGE,
-    ROLLOUTS,
-    WHOLE_SAMPLES,
-    differences,
-    flatten_config,
-    written_config,
-)
+from oxrl.flat_config import differences, flatten_config, written_config
+from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES
 from oxrl.runs.files import Json
 
 FIELD = "rollout.from_samples"
@@ -32,8 +26,8 @@ PINNED = (
     "train.epochs",
     "train.minibatches",
 )
-# Among those, what does not.
-FREE = MAY_CHANGE | {
+# Among those, what does not, beside what may change when a run is resumed.
+FREE = {
     FIELD,
     "data.eval",
     "data.eval_rows",
@@ -49,26 +43,26 @@ def check_stored_samples(cfg: Config) -> Problems:
         return
     if cfg.run.only is not None:
         rule = f"samples, and {FIELD} (--from-samples) samples nothing: leave one of them out"
-        yield at(cfg, "run.only", rule, FIELD)
+        yield at("run.only", rule, FIELD)
     folder = Path(stored)
     try:
         recorded = written_config((folder / "config.yaml").read_bytes())
     except OSError:
         rule = "is no run directory: it has no config.yaml; name that of a run, as runs/my-run"
-        yield at(cfg, FIELD, rule)
+        yield at(FIELD, rule)
         return
     except ValueError as error:
-        yield at(cfg, FIELD, f"has a config.yaml that no run wrote: {error}")
+        yield at(FIELD, f"has a config.yaml that no run wrote: {error}")
         return
     steps = stored_steps(folder)
     if not steps:
-        yield at(cfg, FIELD, _why_no_samples(recorded))
+        yield at(FIELD, _why_no_samples(recorded))
         return
     yield from _pinned(cfg, recorded)
     most = steps[-1] + cfg.train.updates
     if cfg.run.steps > most:
         rule = f"is more than the samples in {stored} are for: set it to {most} or less"
-        yield at(cfg, "run.steps", rule, FIELD)
+        yield at("run.steps", rule, FIELD)
 
 
 def stored_steps(folder: Path) -> list[int]:
@@ -94,7 +88,8 @@ def _why_no_samples(recorded: Json) -> str:
 def _pinned(cfg: Config, recorded: Json) -> Problems:
     """Every field that decides about samples and is not as it was when they were drawn."""
     here = flatten_config(dump_config(cfg))
+    free = FREE | resume_rules().keys()
     for path, (then, now) in differences(recorded, here).items():
-        if path.startswith(PINNED) and path not in FREE:
+        if path.startswith(PINNED) and path not in free:
             rule = f"was {then!r} when the samples of {FIELD} were drawn: set it to that"
             yield Problem(path, rule, now, also=(FIELD,))

@@ -23,17 +23,17 @@ def check_images(cfg: Config) -> Problems:
             yield Problem("data.image_roots", rule, root)
     if cfg.data.image_min_side > cfg.data.image_max_side:
         rule = f"exceeds data.image_max_side {cfg.data.image_max_side}"
-        yield at(cfg, "data.image_min_side", rule, "data.image_max_side")
+        yield at("data.image_min_side", rule, "data.image_max_side")
     if cfg.data.image_max_pixels is not None and family.layout != "patches":
         rule = f"{family.name} shows every image at a size that its own files fix: leave it out"
-        yield at(cfg, "data.image_max_pixels", rule, "model.name")
+        yield at("data.image_max_pixels", rule, "model.name")
     still = cfg.lora.rank or "vision" in cfg.model.freeze
     if cfg.train.tower_lr is not None and (still or cfg.train.lr == 0):
         rule = "the vision tower is not trained (lora.rank, model.freeze or train.lr): leave it out"
-        yield at(cfg, "train.tower_lr", rule, "lora.rank", "model.freeze", "train.lr")
+        yield at("train.tower_lr", rule, "lora.rank", "model.freeze", "train.lr")
     if cfg.train.tower_lr is not None and cfg.train.backend == "deepspeed":
         rule = "DeepSpeed trains all weights at one rate: leave it out, or set train.backend: fsdp"
-        yield at(cfg, "train.tower_lr", rule, "train.backend")
+        yield at("train.tower_lr", rule, "train.backend")
     if cfg.model.freeze != "none" and cfg.lora.rank:
         rule = "adapters freeze all of the model already: leave it out"
-        yield at(cfg, "model.freeze", rule, "lora.rank")
+        yield at("model.freeze", rule, "lora.rank")

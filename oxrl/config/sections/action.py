@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oxrl.config.field import EVALUATING, Section, setting
+from oxrl.config.conditions import codes_bins, codes_fast, has_actions, has_number_actions
+from oxrl.config.field import Section, setting
 
 
 class ActionConfig(Section):
@@ -13,7 +14,6 @@ class ActionConfig(Section):
     choices: str = setting(
         "",
         "Names of the actions of a discrete space, with commas: up,down,left,right. A token each.",
-        of=EVALUATING,
     )
     size: int = setting(
         0,
@@ -21,7 +21,7 @@ class ActionConfig(Section):
         ge=0,
         le=1024,
         why="no robot has more joints",
-        of=EVALUATING,
+        when=has_number_actions,
     )
     bins: int = setting(
         256,
@@ -29,7 +29,11 @@ class ActionConfig(Section):
         ge=2,
         le=65536,
         why="each is a token",
-        of=EVALUATING,
+        when=(
+            has_actions,
+            has_number_actions,
+            codes_bins,
+        ),
     )
     chunk: int = setting(
         1,
@@ -37,33 +41,43 @@ class ActionConfig(Section):
         ge=1,
         le=1024,
         why="each takes tokens of the turn",
-        of=EVALUATING,
+        when=has_actions,
     )
     code: Literal["bins", "fast"] = setting(
         "bins",
         "What the tokens of numbers are. bins: one per number. fast: pieces of a chunk's cosine "
         "transform, fewer of them, of which not every row stands for actions.",
-        of=EVALUATING,
+        when=(
+            has_actions,
+            has_number_actions,
+        ),
     )
     fast: str | None = setting(
         None,
         "JSON file with the pieces of code fast, as `oxrl prepare demonstrations fast=1024` writes "
         "it; null: those that the model was trained with.",
         min_length=1,
-        of=EVALUATING,
+        when=(
+            has_actions,
+            has_number_actions,
+            codes_fast,
+        ),
     )
     ids: Literal["tail", "reserved"] = setting(
         "tail",
         "Tokens that stand for actions. tail: the last ones of the tokenizer that are no special "
         "ones, as in OpenVLA. reserved: rows of the embedding that the tokenizer has no token for.",
-        of=EVALUATING,
+        when=has_actions,
     )
     statistics: str | None = setting(
         None,
         "JSON file with the quantiles q01 and q99 of the numbers, as `oxrl prepare demonstrations` "
         "and LeRobot (stats.json) write it; null: those that the model was trained with.",
         min_length=1,
-        of=EVALUATING,
+        when=(
+            has_actions,
+            has_number_actions,
+        ),
     )
 
     @property

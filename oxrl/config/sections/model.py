@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oxrl.config.field import Section, setting
+from oxrl.config.conditions import has_adapter, on_the_hub, reads_images, sends_adapters
+from oxrl.config.field import Section, aka, setting
 from oxrl.config.origins import Learned
-from oxrl.data.templates import TRAINING_TEMPLATES
+from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES
 from oxrl.modelfiles.dims import model_context, model_dims
 
 
@@ -18,15 +19,40 @@ class ModelConfig(Section):
         'Folder, hub name, "builtin:<name>" (needs no files), or a run: what it learned, in best/ '
         "where it keeps that, else in its newest checkpoint. A run keeps the one it began with.",
         min_length=1,
+        aka=aka(
+            "model",
+            "model_name_or_path",
+            "model_name",
+            "model_path",
+            "model.path",
+            "pretrain",
+            "base_model",
+        ),
     )
     revision: str | None = setting(
         None,
         "Commit, tag or branch of a model on the hub; null: main. A run keeps the commit it began "
         "with.",
         min_length=1,
+        when=on_the_hub,
     )
     dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", "Type of the weights; masters and moments are float32."
+        "float32",
+        "Type of the weights; masters and moments are float32.",
+        aka=(
+            aka(
+                "bf16",
+                "torch_dtype",
+                "param_dtype",
+                values={
+                    "true": "bfloat16",
+                    "false": "float32",
+                    "bf16": "bfloat16",
+                    "fp32": "float32",
+                },
+            ),
+            aka("fp16", note="float32 or bfloat16"),
+        ),
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = setting(
         "auto",
@@ -34,12 +60,16 @@ class ModelConfig(Section):
         "needs a GPU, bfloat16 and the flash-attn package.",
     )
     gradient_checkpointing: bool = setting(
-        False, "Recompute activations: less memory, a third more time."
+        False,
+        "Recompute activations: less memory, a third more time.",
+        resume="reorders",
+        aka=aka("enable_gradient_checkpointing"),
     )
     offload_activations: bool = setting(
         False,
         "With gradient_checkpointing: what is kept of each layer waits in CPU memory for the "
         "backward pass, which takes time; without a GPU it saves nothing.",
+        resume="free",
     )
     chat_template: str | None = setting(
         None,
@@ -52,18 +82,31 @@ class ModelConfig(Section):
         "Longest row, prompt and response, in tokens; null: the model's. Rotary positions that "
         "change with the length of rows (dynamic, longrope) are those of such a row in every row.",
         ge=2,
-        le=10**8,
+        le=100_000_000,
         why="no model reads longer rows",
+        aka=aka("max_seq_length", "max_seq_len", "max_len", "max_model_len", "cutoff_len"),
     )
     freeze: Literal["none", "vision", "projector", "vision+projector"] = setting(
         "none",
         "Parts of a model that reads images that are not trained: its vision tower, what projects "
         "from there into the language part, or both.",
+        when=reads_images,
     )
     load_in_4bit: bool = setting(
         False,
         "QLoRA: with lora.rank, hold the frozen linear layers in four bits (NF4, doubly quantised) "
         "by bitsandbytes; they compute in dtype.",
+        when=has_adapter,
+        aka=aka(
+            "use_4bit",
+            "bnb_4bit_quant_type",
+            "bnb_4bit_use_double_quant",
+            "bnb_4bit_compute_dtype",
+            "use_bnb_nested_quant",
+            "quantization_bit",
+            note="with lora.rank; NF4, doubly quantised, computing in dtype",
+            values={"4": True, "true": True, "nf4": True},
+        ),
     )
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
 
@@ -95,27 +138,39 @@ class LoraConfig(Section):
         ge=0,
         le=65536,
         why="no layer is so wide",
+        aka=aka("lora_r", "lora_rank"),
     )
     alpha: float = setting(
         32.0,
         "Adapters are scaled by alpha / rank; with rslora by alpha / sqrt(rank).",
         gt=0,
-        le=10**6,
+        le=1_000_000,
         why="adapters of such a scale leave nothing of the model",
+        when=has_adapter,
+        aka=aka("lora_alpha"),
     )
     targets: str = setting(
-        "all-linear", "Layers that get one: all-linear, or names with commas: q_proj,v_proj."
+        "all-linear",
+        "Layers that get one: all-linear, or names with commas: q_proj,v_proj.",
+        when=has_adapter,
+        aka=aka("lora_target", "lora_target_modules", "target_modules"),
     )
     rslora: bool = setting(
         False,
         "rsLoRA: scale by alpha / sqrt(rank); large ranks learn as fast as small ones.",
+        when=has_adapter,
+        aka=aka("use_rslora"),
     )
     dora: bool = setting(
-        False, "DoRA: also train the length of each row of the adapted weights; takes more time."
+        False,
+        "DoRA: also train the length of each row of the adapted weights; takes more time.",
+        when=has_adapter,
+        aka=aka("use_dora"),
     )
     delivery: Literal["adapter", "merged"] = setting(
         "adapter",
         "What is sent to samplers with weights of their own: the adapter alone, which each of them "
         "merges or computes with; or whole weights, merged by those who train, for samplers "
         "without a second copy of the model in CPU memory.",
+        when=sends_adapters,
     )

@@ -6,9 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from oxrl.config.field import RL, SAMPLING, Section, setting
+from oxrl.config.conditions import (
+    has_one_reward,
+    has_parts,
+    has_reward,
+    has_reward_model,
+    runs_code,
+    shares_options,
+    shares_timeout,
+    shares_workers,
+)
+from oxrl.config.field import RL, SAMPLING, Section, aka, setting
 from oxrl.config.origins import Learned
 from oxrl.types import ENVIRONMENT
 
@@ -22,7 +32,7 @@ NORMALIZED_CLIP = 10.0
 class RewardPart(Section):
     """One part of a reward of several, under `reward.parts`."""
 
-    name: Learned = Field(description="What scores a response in this part, as reward.name does.")
+    name: Learned = setting(..., "What scores a response in this part, as reward.name does.")
     weight: float = setting(
         1.0, "Times which its score is added to the others; 0: it is only reported."
     )
@@ -59,12 +69,25 @@ class RewardConfig(Section):
         'A built-in reward ("math", "exact", "code", see docs/rewards.md), "path.py:function" or a '
         "reward model's folder, or the run that trained it (required for reinforcement learning; "
         "in supervised fine-tuning it scores what evaluations generate).",
+        when=has_one_reward,
+        aka=aka(
+            "reward_func",
+            "reward_funcs",
+            "reward_fn",
+            "reward_function",
+            "custom_reward_function",
+            "remote_rm_url",
+            note="a built-in reward, a reward model's folder, or path.py:function",
+        ),
     )
-    options: dict[str, Any] = setting({}, "Keyword arguments of a built-in reward, by name.")
+    options: dict[str, Any] = setting(
+        {}, "Keyword arguments of a built-in reward, by name.", when=shares_options
+    )
     parts: dict[str, RewardPart] = setting(
         {},
         "Several rewards by names of your own instead of reward.name: the sum of their scores "
         "times their weights.",
+        when=has_parts,
     )
     timeout_s: float = setting(
         10.0,
@@ -74,10 +97,31 @@ class RewardConfig(Section):
         le=86400,
         too_low="less is over before a worker can answer",
         why="more than a day is no limit",
+        when=(
+            has_reward,
+            shares_timeout,
+        ),
+        resume="free",
     )
-    workers: int = setting(1, "Reward processes.", ge=1, le=1024, why="each is a process")
+    workers: int = setting(
+        1,
+        "Reward processes.",
+        ge=1,
+        le=1024,
+        why="each is a process",
+        when=(
+            has_reward,
+            shares_workers,
+        ),
+        resume="free",
+    )
     max_error_rate: float = setting(
-        0.5, "Share of unscored responses that stops the run; 1: never.", ge=0, le=1, of=SAMPLING
+        0.5,
+        "Share of unscored responses that stops the run; 1: never.",
+        ge=0,
+        le=1,
+        of=SAMPLING,
+        resume="free",
     )
     normalize: Literal["none", "running", "batch"] = setting(
         "none",
@@ -104,16 +148,22 @@ class RewardConfig(Section):
         ge=0,
         le=1024,
         why="each is a process",
+        when=has_reward_model,
     )
     sandbox: Literal["strict", "basic", "off"] = setting(
         "strict",
         "Where programs run that the reward `code` judges: strict: namespaces, Landlock, seccomp; "
         "basic: without namespaces; off: a process like any other.",
+        when=runs_code,
     )
     sandbox_url: str = setting(
-        "", "URL of a SandboxFusion service that judges programs instead of this machine."
+        "",
+        "URL of a SandboxFusion service that judges programs instead of this machine.",
+        when=runs_code,
     )
-    partial: bool = setting(False, "Score a program by the share of tests that hold.")
+    partial: bool = setting(
+        False, "Score a program by the share of tests that hold.", when=runs_code
+    )
     program_s: float = setting(
         5.0,
         "Seconds of processor time for a program, or for each of its cases.",
@@ -121,6 +171,7 @@ class RewardConfig(Section):
         le=3600,
         too_low="no program starts in less",
         why="no program is waited for longer",
+        when=runs_code,
     )
     program_mb: int = setting(
         1024,
@@ -129,6 +180,7 @@ class RewardConfig(Section):
         le=1 << 20,
         too_low="no program starts in less",
         why="no machine has more",
+        when=runs_code,
     )
 
     @property

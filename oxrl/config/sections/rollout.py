@@ -7,7 +7,16 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from oxrl.config.field import ANSWERING, EVALUATING, RL, SAMPLING, Section, setting
+from oxrl.config.conditions import (
+    evaluates,
+    has_environment,
+    has_own_samplers,
+    reads_history,
+    samples_in_actors,
+    trains_in_actors,
+    uses_vllm,
+)
+from oxrl.config.field import EVALUATING, RL, SAMPLING, Section, aka, setting
 from oxrl.tables.engines import SamplingEngineName
 
 # Why bounds are where they are.
@@ -35,17 +44,25 @@ class RolloutConfig(Section):
         512,
         "Longest response in tokens; with an environment, of one turn.",
         ge=1,
-        le=10**8,
+        le=100_000_000,
         why="no model reads longer rows",
+        aka=aka(
+            "max_completion_length",
+            "max_new_tokens",
+            "max_response_length",
+            "response_length",
+            "generate_max_len",
+        ),
     )
     max_episode_tokens: int | None = setting(
         None,
         "Tokens that the policy samples in all turns of an episode; null: as many as its turns may "
         "have.",
         ge=1,
-        le=10**8,
+        le=100_000_000,
         why="no model reads longer rows",
         of=RL,
+        when=has_environment,
     )
     context: str = setting(
         "whole",
@@ -53,12 +70,18 @@ class RolloutConfig(Section):
         "the environment's last answer. window: k (in YAML {window: k}): those and the last k "
         "answers with the turns between. Turns that do not read all before are rows of their own.",
         of=RL,
+        takes_mapping=True,
+        when=has_environment,
     )
     rewritten_history: Literal["refuse", "split"] = setting(
         "refuse",
         "A chat template that writes earlier turns otherwise than they were read and sampled is "
         "refused, or (split) the next turn reads what the template makes of them, in a new row.",
         of=RL,
+        when=(
+            has_environment,
+            reads_history,
+        ),
     )
     n_samples: int = setting(
         8,
@@ -67,6 +90,14 @@ class RolloutConfig(Section):
         le=65536,
         why="all of a step's responses are held in memory",
         of=SAMPLING,
+        aka=aka(
+            "num_generations",
+            "n",
+            "n_samples_per_prompt",
+            "num_return_sequences",
+            "group_size",
+            "rloo_k",
+        ),
     )
     force_strict_on_policy: bool = setting(
         True, "Refuse any token not sampled by the current weights.", of=RL
@@ -95,12 +126,21 @@ class RolloutConfig(Section):
         le=65536,
         why="all of a prompt's responses are held in memory",
         of=EVALUATING,
+        when=evaluates,
+        aka=aka("val_kwargs.n", "num_generations_eval"),
     )
     eval_temperature: float = setting(
-        1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=10, why=TEMPERATURE, of=EVALUATING
+        1.0,
+        "Evaluation temperature; 0 is greedy.",
+        ge=0,
+        le=10,
+        why=TEMPERATURE,
+        of=EVALUATING,
+        when=evaluates,
+        aka=aka("val_kwargs.temperature"),
     )
 
-    @field_validator("context", mode="before", check_fields=False)
+    @field_validator("context", mode="before")
     @classmethod
     def _context_by_name(cls, value: object) -> object:
         """`{window: 3}` and `window: 3` are one; others are as they should be, or refused."""
@@ -114,7 +154,7 @@ class RolloutConfig(Section):
             )
         return value if found is None else f"window: {found[1]}"
 
-    @field_validator("temperature", "eval_temperature", check_fields=False)
+    @field_validator("temperature", "eval_temperature")
     @classmethod
     def _greedy_or_warm(cls, value: float) -> float:
         if 0 < value < 0.01:
@@ -129,6 +169,9 @@ class EngineConfig(Section):
         "local",
         "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in a process of "
         "its own on this machine, without Ray; makes train.correction truncate by default.",
+        aka=aka(
+            "use_vllm", "rollout.name", values={"true": "vllm", "false": "local", "hf": "local"}
+        ),
     )
     max_rows: int = setting(
         128,
@@ -150,6 +193,11 @@ class EngineConfig(Section):
         "separate",
         "Rollout actors have devices of their own, or each shares one with a training actor.",
         of=RL,
+        when=(
+            trains_in_actors,
+            samples_in_actors,
+        ),
+        aka=aka("vllm_mode", values={"colocate": "colocated"}),
     )
     probe_every: int = setting(
         50,
@@ -157,6 +205,7 @@ class EngineConfig(Section):
         "their own; 0: only the first has one.",
         ge=0,
         of=EVALUATING,
+        when=has_own_samplers,
     )
     probe_tokens: int = setting(
         512,
@@ -165,7 +214,7 @@ class EngineConfig(Section):
         le=65536,
         too_low="fewer say little about rounding",
         why="more cost more than the delivery",
-        of=ANSWERING,
+        when=has_own_samplers,
     )
     probe_limit: float = setting(
         4.0,
@@ -174,7 +223,7 @@ class EngineConfig(Section):
         le=1000,
         too_low="two right implementations differ by one or two",
         why="no proof is left at a thousand",
-        of=ANSWERING,
+        when=has_own_samplers,
     )
     tensor_parallel: int = setting(
         1,
@@ -182,20 +231,22 @@ class EngineConfig(Section):
         ge=1,
         le=1024,
         why="each is a process",
-        of=ANSWERING,
+        when=uses_vllm,
+        aka=aka("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"),
     )
     gpu_memory_fraction: float = setting(
         0.5,
         "vllm: share of a GPU's memory for weights and cache.",
         gt=0,
         lt=1,
-        of=ANSWERING,
+        when=uses_vllm,
+        aka=aka("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     )
     kv_cache_gb: float | None = setting(
         None,
         "vllm: cache in GB, instead of that share (CPU: null is 0.25).",
         gt=0,
-        le=10**5,
+        le=100_000,
         why="no device has more memory",
-        of=ANSWERING,
+        when=uses_vllm,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from pydantic import field_validator
 
-from oxrl.config.field import OFFLINE, RL, Section, printable, setting
+from oxrl.config.conditions import evaluates, has_ray_actors, joins_a_cluster, trains_in_actors
+from oxrl.config.field import OFFLINE, RL, Section, aka, printable, setting
 from oxrl.errors import known
-from oxrl.runs.deadlines import Deadlines, Phase
-from oxrl.runs.health_checks import NAMES
 from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.watch import HEALTH_CHECKS, Deadlines, Phase
+
+V = TypeVar("V")
 
 # Of any wait, in seconds.
 SHORTEST_S = 0.01
@@ -24,15 +27,48 @@ class RunConfig(Section):
     """What the run is called, how long it lasts, where it runs and what it keeps."""
 
     name: str = setting(
-        ..., "Name of the run: directory and tracker label.", min_length=1, max_length=200
+        ...,
+        "Name of the run: directory and tracker label.",
+        min_length=1,
+        max_length=200,
+        resume="free",
+        aka=aka("run_name", "experiment_name"),
     )
     seed: int = setting(0, "Every random choice is a function of this integer.", ge=0, lt=2**63)
-    dir: str | None = setting(None, "Run directory; null: runs/<run.name>.", min_length=1)
+    dir: str | None = setting(
+        None,
+        "Run directory; null: runs/<run.name>.",
+        min_length=1,
+        resume="free",
+        aka=aka("output_dir", "default_local_dir", "save_path"),
+    )
     steps: int = setting(
-        ..., "Optimizer steps in total.", ge=1, le=10**9, why="more take years at any speed"
+        ...,
+        "Optimizer steps in total.",
+        ge=1,
+        le=1_000_000_000,
+        why="more take years at any speed",
+        resume="free",
+        aka=(
+            aka("max_steps", "num_steps"),
+            aka(
+                "num_train_epochs",
+                "num_epochs",
+                "max_epochs",
+                "total_epochs",
+                "total_episodes",
+                note="a run counts optimizer steps, not passes over the data: their number is "
+                "steps of one pass times passes",
+            ),
+            aka(
+                "total_training_steps",
+                note="a run counts optimizer steps: rollout batches times train.epochs times "
+                "train.minibatches",
+            ),
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "Where models live; auto: cuda if there is one."
+        "auto", "Where models live; auto: cuda if there is one.", resume="reorders"
     )
     training_gpus: int = setting(
         1,
@@ -40,6 +76,8 @@ class RunConfig(Section):
         ge=1,
         le=65536,
         why="each is a process",
+        resume="reorders",
+        aka=aka("n_gpus_per_node", "num_gpus", "num_processes"),
     )
     threads: int | None = setting(
         None,
@@ -47,50 +85,70 @@ class RunConfig(Section):
         ge=1,
         le=1024,
         why="PyTorch starts every one of them, and crashes where it cannot",
+        resume="reorders",
     )
     deterministic: bool = setting(
         False,
         "On a GPU use only kernels that give the same bytes every time, which costs time, and "
         "refuse operations that have none; vLLM is told to be batch invariant.",
+        resume="reorders",
     )
     checkpoint_every: int = setting(
-        50, "Optimizer steps between checkpoints; 0: only the first and the last.", ge=0
+        50,
+        "Optimizer steps between checkpoints; 0: only the first and the last.",
+        ge=0,
+        resume="free",
+        aka=aka("save_steps", "save_freq"),
     )
     keep_checkpoints: int = setting(
-        2, "Newest checkpoints kept on disk; older ones are deleted.", ge=1
+        2,
+        "Newest checkpoints kept on disk; older ones are deleted.",
+        ge=1,
+        resume="free",
+        aka=aka("save_total_limit", "max_actor_ckpt_to_keep"),
     )
     async_checkpoints: bool = setting(
         False,
         "Train on while a checkpoint is written, from a copy of weights and optimizer state in CPU "
         "memory.",
+        resume="free",
     )
     first_checkpoint: Literal["whole", "reference"] = setting(
         "whole",
         "whole: the checkpoint before the first step holds the models; reference: it names the "
         "files and the seed that they are built from, with their hashes, and costs no disk.",
+        resume="free",
     )
     eval_every: int = setting(
-        0, "Optimizer steps between evaluations on data.eval; 0: only at the end.", ge=0
+        0,
+        "Optimizer steps between evaluations on data.eval; 0: only at the end.",
+        ge=0,
+        when=evaluates,
+        resume="free",
+        aka=aka("eval_steps", "test_freq"),
     )
     keep_best: bool = setting(
         False,
         "Keep the weights of the best evaluation in best/ (not in reinforcement learning).",
         of=OFFLINE,
+        when=evaluates,
     )
     stop_at: float | None = setting(
         None,
         "End the run after an evaluation that is this good: eval/reward where answers are scored, "
         "eval/accuracy of judged ones, eval/loss or less of imitated ones; null: only after "
         "run.steps.",
-        ge=-(10**6),
-        le=10**6,
+        ge=-(1_000_000),
+        le=1_000_000,
         why="no evaluation finds more",
+        when=evaluates,
     )
     record: Literal["text", "tokens"] = setting(
         "text",
         "text: samples.jsonl; tokens: also the numbers of every token, rollouts/*.safetensors, and "
         "every sample whole, for rollout.from_samples.",
         of=RL,
+        resume="free",
     )
     only: Literal["rollouts"] | None = setting(
         None,
@@ -98,22 +156,34 @@ class RunConfig(Section):
         "and train nothing; null: train.",
         of=RL,
     )
-    mlflow: bool = setting(True, "Mirror metrics to mlflow.db in the run directory.")
+    mlflow: bool = setting(True, "Mirror metrics to mlflow.db in the run directory.", resume="free")
     trackers: str = setting(
         "",
         "Trackers that show the run besides MLflow, with commas: tensorboard, wandb, trackio; each "
         "is a package to install.",
+        resume="free",
+        aka=(
+            aka(
+                "report_to",
+                "logger",
+                note="a text of names, such as wandb; MLflow is run.mlflow",
+                values={"wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"},
+            ),
+            aka("use_wandb", values={"true": "wandb", "false": ""}),
+        ),
     )
     console: Literal["auto", "plain", "verbose", "quiet"] = setting(
         "auto",
         "auto: a live view on a terminal, a plain line per step elsewhere; plain: always plain "
         "lines; verbose: with where the time went, a sample and all log messages; quiet: warnings "
         "and what begins and ends alone. run.log has everything.",
+        resume="free",
     )
     health: dict[str, Literal["warn", "stop", "off"]] = setting(
         {},
         "What a health check does when it fails, by its name: {flat-reward: off, "
         "sampler-mismatch: stop}; warn where nothing is said.",
+        resume="free",
     )
     deadline_s: float = setting(
         600.0,
@@ -122,6 +192,7 @@ class RunConfig(Section):
         le=LONGEST_S,
         too_low="less is over before anything can answer",
         why="more than a week is no deadline",
+        resume="free",
     )
     deadlines: dict[Phase, float] = setting(
         {},
@@ -129,6 +200,7 @@ class RunConfig(Section):
         "models are built, or read from a checkpoint (at least 600 where it is not given); sync: "
         "until weights are at the samplers; checkpoint: for the next byte written; rollout: for "
         "the next response or score; step: for a pass over a batch, or for other ranks.",
+        resume="free",
     )
     seconds_per_gb: float = setting(
         50.0,
@@ -137,17 +209,33 @@ class RunConfig(Section):
         ge=0.0,
         le=10000,
         why="a device of 100 kB/s is of no use to anybody",
+        resume="free",
     )
     ray_address: str | None = setting(
-        None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1, of=RL
+        None,
+        "Ray cluster to join, host:port or auto; null: its own.",
+        min_length=1,
+        of=RL,
+        when=has_ray_actors,
+        resume="free",
     )
     ray_working_dir: Literal["keep", "ship"] = setting(
         "keep",
         "keep: every node has oxRL installed; ship: it is sent to the nodes when a run starts.",
         of=RL,
+        when=(
+            has_ray_actors,
+            joins_a_cluster,
+        ),
+        resume="free",
     )
     max_restarts: int = setting(
-        0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
+        0,
+        "Times a run whose training actors are lost goes on from its checkpoint.",
+        ge=0,
+        of=RL,
+        when=trains_in_actors,
+        resume="free",
     )
 
     @field_validator("health", mode="before")
@@ -163,23 +251,13 @@ class RunConfig(Section):
     @classmethod
     def _known_checks(cls, value: dict[str, str]) -> dict[str, str]:
         """Every name is that of a check."""
-        for name in value:
-            try:
-                known(name, NAMES)
-            except ValueError as error:
-                raise ValueError(f"{name!r} {error}") from None
-        return value
+        return _refuse_unknown(value, HEALTH_CHECKS, value)
 
     @field_validator("trackers")
     @classmethod
     def _known_trackers(cls, value: str) -> str:
         """Every name is that of a tracker."""
-        for name in names_in(value):
-            try:
-                known(name, TRACKERS)
-            except ValueError as error:
-                raise ValueError(f"{name!r} {error}") from None
-        return value
+        return _refuse_unknown(names_in(value), TRACKERS, value)
 
     @field_validator("name")
     @classmethod
@@ -232,3 +310,13 @@ class RunConfig(Section):
 def names_in(text: str) -> list[str]:
     """The names in a text with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _refuse_unknown(names: Iterable[str], all_known: Iterable[str], value: V) -> V:
+    """The value that holds the names, where every one of them is known."""
+    for name in names:
+        try:
+            known(name, all_known)
+        except ValueError as error:
+            raise ValueError(f"{name!r} {error}") from None
+    return value

@@ -7,19 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, cast
 
 from annotated_types import Ge, Gt
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, ValidationInfo, field_validator
 
-from oxrl.config.field import (
-    CELLS,
-    COMPARING,
-    PREFERENCE,
-    RL,
-    Section,
-    cell_names,
-    cell_setting,
-    setting,
-)
+from oxrl.config.conditions import has_environment, has_own_loss, reads_images
+from oxrl.config.field import COMPARING, PREFERENCE, RL, Section, aka, number, setting
 from oxrl.errors import known
+from oxrl.tables import numbers as declared
+from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.engines import (
     TRAINING_ENGINES,
     Masters,
@@ -34,6 +28,21 @@ from oxrl.tables.user_code import GATE
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
 
+Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
+
+# YAML field -> kind of cell in the table.
+CELLS = {
+    name: name for name in ("advantage", "ratio", "denominator", "correction", "kl", "weights")
+} | {"loss": "gate"}
+
+
+def cell_names(kind: str) -> tuple[str, ...]:
+    """Names that a cell of this kind may hold."""
+    return tuple(name for found, name in TABLE if found == kind)
+
+
+BY_ROW = "by the name of a row, see `oxrl algorithms`"
+CLIPS = aka("epsilon", "eps_clip", "clip_ratio", "cliprange", "clip_range")
 LEARNING_RATE = "AdamW moves every weight by about lr in a step"
 
 
@@ -42,20 +51,69 @@ class TrainConfig(Section):
     table.
     """
 
-    alg_name: str = Field(
-        description="Row of the table: see `oxrl algorithms`.",
-        json_schema_extra={"enum": [*sorted(ROWS)]},
+    alg_name: str = setting(
+        ...,
+        "Row of the table: see `oxrl algorithms`.",
+        enum=tuple(sorted(ROWS)),
+        aka=(
+            aka("algorithm", "algo"),
+            aka(
+                "adv_estimator",
+                note=BY_ROW,
+                values={
+                    "gae": "ppo",
+                    "grpo": "grpo",
+                    "rloo": "rloo",
+                    "remax": "remax",
+                    "opo": "opo",
+                    "gpg": "gpg",
+                    "reinforce_plus_plus": "reinforce_plus_plus",
+                    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+                },
+            ),
+            aka(
+                "loss_type",
+                note=BY_ROW,
+                values={
+                    "sigmoid": "dpo",
+                    "hinge": "hinge",
+                    "ipo": "ipo",
+                    "aot": "aot",
+                    "aot_unpaired": "aot_unpaired",
+                    "apo_zero": "apo_zero",
+                    "apo_down": "apo_down",
+                    "discopop": "discopop",
+                    "sigmoid_norm": "sigmoid_norm",
+                    "exo_pair": "exo",
+                    "nca_pair": "nca",
+                    "robust": "robust_dpo",
+                    "bco_pair": "bco",
+                    "sppo_hard": "sppo",
+                },
+            ),
+        ),
     )
     backend: TrainingEngineName = setting(
         "local",
         "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed "
         "or FSDP2.",
+        resume="reorders",
+        aka=aka("actor.strategy", values={"fsdp2": "fsdp"}),
     )
     optimizer: Optimizer = setting(
         "adamw",
         "What steps the weights: adamw; muon, which orthogonalises the step of each matrix between "
         "hidden layers and leaves all else to AdamW; or adamw_8bit, whose moments take two bytes "
         "per weight instead of eight.",
+        aka=aka(
+            "optim",
+            values={
+                "adamw_torch": "adamw",
+                "adamw_torch_fused": "adamw",
+                "adamw_8bit": "adamw_8bit",
+                "adamw_bnb_8bit": "adamw_8bit",
+            },
+        ),
     )
     master_weights: Masters = setting(
         "float32",
@@ -68,6 +126,7 @@ class TrainConfig(Section):
         ge=0,
         le=1,
         why=LEARNING_RATE,
+        aka=aka("learning_rate", "actor_learning_rate", "actor_lr", "actor.optim.lr"),
     )
     tower_lr: float | None = setting(
         None,
@@ -75,18 +134,38 @@ class TrainConfig(Section):
         ge=0,
         le=1,
         why=LEARNING_RATE,
+        when=reads_images,
     )
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
         "constant",
         "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth).",
+        aka=aka(
+            "lr_scheduler",
+            "lr_scheduler_type",
+            values={"constant_with_warmup": "constant", "warmup_stable_decay": "wsd"},
+        ),
     )
-    warmup_steps: int = setting(0, "Optimizer steps of linear warm-up; 0: none.", ge=0)
+    warmup_steps: int = setting(
+        0,
+        "Optimizer steps of linear warm-up; 0: none.",
+        ge=0,
+        aka=(
+            aka("num_warmup_steps", "lr_warmup_steps"),
+            aka(
+                "warmup_ratio",
+                "lr_warmup_ratio",
+                "lr_warmup_steps_ratio",
+                note="in steps: this share of run.steps",
+            ),
+        ),
+    )
     weight_decay: float = setting(
         0.0,
         "Decoupled weight decay; 0: none.",
         ge=0,
         le=100,
         why="a step takes the share lr x weight_decay off every weight",
+        aka=aka("weight_decay_rate"),
     )
     decay: Literal["matrices", "all"] = setting(
         "matrices",
@@ -106,6 +185,7 @@ class TrainConfig(Section):
         "Global gradient norm is clipped to this.",
         ge=1e-6,
         too_low="smaller gradients disappear beside adam_eps; a large number clips nothing",
+        aka=aka("grad_clip", "clip_grad", "max_norm"),
     )
     epochs: int = setting(
         1,
@@ -114,14 +194,24 @@ class TrainConfig(Section):
         le=1000,
         why="the samples say nothing of weights that have moved so far",
         of=RL,
+        aka=aka("num_iterations", "ppo_epochs", "num_ppo_epochs"),
     )
     minibatches: int = setting(
         1,
         "Optimizer steps per pass; divides data.prompts_per_step.",
         ge=1,
-        le=10**6,
+        le=1_000_000,
         why="there are no more prompts in a step",
         of=RL,
+        aka=aka(
+            "ppo_mini_batch_size",
+            "num_mini_batches",
+            "mini_batch_size",
+            "rl.train_batch_size",
+            note="how many a rollout batch is cut into, not their size: train_batch_size / "
+            "ppo_mini_batch_size of verl, rollout_batch_size x n_samples_per_prompt / "
+            "train_batch_size of OpenRLHF",
+        ),
     )
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] = setting(
         "auto",
@@ -129,6 +219,18 @@ class TrainConfig(Section):
         "keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), else 16,384, and rows "
         "are cut where that saves more padding than a pass costs; decided when a run begins, noted "
         "in choices.json.",
+        resume="settled",
+        aka=aka(
+            "per_device_eval_batch_size",
+            "micro_train_batch_size",
+            "micro_batch_size",
+            "micro_batch_size_per_gpu",
+            "ppo_micro_batch_size_per_gpu",
+            "log_prob_micro_batch_size_per_gpu",
+            "ppo_max_token_len_per_gpu",
+            "use_dynamic_bsz",
+            note="batches are cut into passes by tokens, which never changes the gradient",
+        ),
     )
     share_prefix: bool | Literal["auto"] = setting(
         "auto",
@@ -137,6 +239,7 @@ class TrainConfig(Section):
         "computed: the same gradient but for rounding. auto: where a small model of the same kind "
         "shows that; decided when a run begins, noted in choices.json.",
         of=COMPARING,
+        resume="settled",
     )
     old_logprobs: Literal["auto", "recompute", "current", "bypass"] = setting(
         "auto",
@@ -145,7 +248,9 @@ class TrainConfig(Section):
         "auto: current for one step, else recompute.",
         of=RL,
     )
-    max_skipped_steps: int = setting(3, "Non-finite steps in a row that are tolerated.", ge=0)
+    max_skipped_steps: int = setting(
+        3, "Non-finite steps in a row that are tolerated.", ge=0, resume="free"
+    )
     entropy_coeff: float = setting(
         0.0,
         "Weight of the entropy bonus; 0: none.",
@@ -153,6 +258,7 @@ class TrainConfig(Section):
         le=100,
         why="nothing of the policy's loss is left beside more",
         of=RL,
+        aka=aka("entropy_coef", "ent_coef"),
     )
     mix: dict[str, Annotated[float, Gt(0)]] = setting(
         {},
@@ -165,26 +271,83 @@ class TrainConfig(Section):
         "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's "
         "statistics.",
         of=RL,
+        aka=aka("mask_truncated_completions"),
     )
 
-    advantage: str | None = cell_setting("advantage", "Advantage estimator; null: the algorithm's.")
+    advantage: str | None = setting(
+        None,
+        "Advantage estimator; null: the algorithm's.",
+        of=RL,
+        enum=cell_names("advantage"),
+        aka=(
+            aka("adv_estimator"),
+            aka(
+                "scale_rewards",
+                "norm_adv_by_std_in_grpo",
+                values={
+                    "true": "group_normalize",
+                    "group": "group_normalize",
+                    "batch": "group_center_batch_std",
+                    "false": "group_center",
+                    "none": "group_center",
+                },
+            ),
+        ),
+    )
     ratio: Ratio | None = setting(
         None, "Level of the importance ratio; null: the algorithm's.", of=RL
     )
     denominator: Denominator | None = setting(
         None, "Policy under the ratio; null: the algorithm's.", of=RL
     )
-    loss: str | None = cell_setting("gate", "Policy loss; null: the algorithm's.")
-    correction: str | None = cell_setting(
-        "correction", "Rollout correction; null: the algorithm's."
+    loss: str | None = setting(
+        None,
+        "Policy loss; null: the algorithm's.",
+        of=RL,
+        enum=cell_names("gate"),
+        aka=aka("loss_type"),
     )
-    kl: str | None = cell_setting("kl", "KL term against the reference; null: the algorithm's.")
-    weights: str | None = cell_setting(
-        "weights", "Normalisation of the loss; null: the algorithm's."
+    correction: str | None = setting(
+        None, "Rollout correction; null: the algorithm's.", of=RL, enum=cell_names("correction")
+    )
+    kl: str | None = setting(
+        None,
+        "KL term against the reference; null: the algorithm's.",
+        of=RL,
+        enum=cell_names("kl"),
+        aka=aka(
+            "kl_loss_type",
+            note="where use_kl_loss switches it on, with train.kl_coeff: low_var_kl is loss_k3",
+        ),
+    )
+    weights: str | None = setting(
+        None,
+        "Normalisation of the loss; null: the algorithm's.",
+        of=RL,
+        enum=cell_names("weights"),
+        aka=(
+            aka("loss_type"),
+            aka(
+                "loss_agg_mode",
+                values={
+                    "token-mean": "token_mean",
+                    "seq-mean-token-mean": "sequence_mean",
+                    "seq-mean-token-sum": "sequence_sum",
+                    "seq-mean-token-sum-norm": "fixed_length",
+                },
+            ),
+            aka(
+                "rl.loss_type",
+                values={"dapo": "token_mean", "grpo": "sequence_mean", "dr_grpo": "fixed_length"},
+            ),
+        ),
     )
 
     loss_numbers: dict[str, Value] = setting(
-        {}, "Numbers of a policy loss of your own, train.loss: path.py:function.", of=RL
+        {},
+        "Numbers of a policy loss of your own, train.loss: path.py:function.",
+        of=RL,
+        when=has_own_loss,
     )
     features: dict[str, dict[str, Value]] = setting(
         {},
@@ -193,9 +356,105 @@ class TrainConfig(Section):
         of=RL,
     )
 
-    @field_validator(
-        "alg_name", "advantage", "loss", "correction", "kl", "weights", check_fields=False
+    # Numbers of cells and features, declared in oxrl/tables/numbers.py.
+    clip_low: Magnitude = number(
+        declared.CLIP_LOW,
+        (
+            CLIPS,
+            aka("clip_ratio_low"),
+        ),
     )
+    clip_high: Magnitude = number(
+        declared.CLIP_HIGH,
+        (
+            CLIPS,
+            aka("epsilon_high", "clip_ratio_high"),
+        ),
+    )
+    clip_dual: float | None = number(declared.CLIP_DUAL, aka("delta", "clip_ratio_c"))
+    weight_min: float = number(declared.WEIGHT_MIN)
+    weight_max: float = number(declared.WEIGHT_MAX)
+    sapo_positive: float = number(declared.SAPO_POSITIVE)
+    sapo_negative: float = number(declared.SAPO_NEGATIVE)
+    gate_sharpness: float = number(declared.GATE_SHARPNESS)
+    dppo_low: float = number(declared.DPPO_LOW)
+    dppo_high: float = number(declared.DPPO_HIGH)
+    proximal_coeff: float = number(declared.PROXIMAL_COEFF)
+    simko_alpha: float = number(declared.SIMKO_ALPHA)
+    simko_boost: float = number(declared.SIMKO_BOOST)
+    top_candidates: int = number(declared.TOP_CANDIDATES)
+    explore_quantile: float = number(declared.EXPLORE_QUANTILE)
+    cov_fraction: float = number(declared.COV_FRACTION)
+    cov_low: float = number(declared.COV_LOW)
+    cov_high: float = number(declared.COV_HIGH)
+    kl_cov_coeff: float = number(declared.KL_COV_COEFF)
+    gamma: float = number(declared.GAMMA)
+    gae_lambda: float = number(declared.GAE_LAMBDA, aka("lam"))
+    turn_gamma: float | None = number(declared.TURN_GAMMA, when=has_environment)
+    turn_lambda: float | None = number(declared.TURN_LAMBDA, when=has_environment)
+    length_alpha: float = number(declared.LENGTH_ALPHA)
+    whiten: bool = number(declared.WHITEN)
+    bootstrap_on_truncation: bool = number(declared.BOOTSTRAP_ON_TRUNCATION)
+    pass_k: int = number(declared.PASS_K)
+    correction_level: Level = number(declared.CORRECTION_LEVEL)
+    correction_max: float = number(declared.CORRECTION_MAX)
+    correction_min: float = number(declared.CORRECTION_MIN)
+    correction_k3_max: float = number(declared.CORRECTION_K3_MAX)
+    correction_veto: float = number(declared.CORRECTION_VETO)
+    drift_max: float = number(declared.DRIFT_MAX)
+    second_moment_max: float = number(declared.SECOND_MOMENT_MAX)
+    kl_coeff: float = number(
+        declared.KL_COEFF,
+        (
+            aka("init_kl_coef"),
+            aka(
+                "kl_coef",
+                "kl_loss_coef",
+                "kl_ctrl",
+                "use_kl_loss",
+                "use_kl_in_reward",
+                note="0 where no such term is switched on; train.kl says where it is",
+            ),
+            aka("rl.beta"),
+        ),
+    )
+    length_power: float = number(declared.LENGTH_POWER)
+    weights_length: int | None = number(declared.WEIGHTS_LENGTH)
+    kl_target: float = number(declared.KL_TARGET)
+    kl_horizon: float = number(declared.KL_HORIZON)
+    sampling_rounds: int = number(declared.SAMPLING_ROUNDS)
+    overlong_buffer: int | None = number(declared.OVERLONG_BUFFER)
+    critic_lr: float = number(declared.CRITIC_LR, aka("critic_learning_rate", "critic.optim.lr"))
+    value_clip: float | None = number(
+        declared.VALUE_CLIP, aka("cliprange_value", "critic.cliprange_value")
+    )
+    critic_warmup_steps: int = number(declared.CRITIC_WARMUP_STEPS, aka("critic_warmup"))
+    beta: float = number(declared.BETA)
+    label_noise: float = number(declared.LABEL_NOISE, aka("label_smoothing"))
+    preference_alpha: float = number(declared.ALPHA)
+    preference_gamma: float = number(declared.MARGIN_GAMMA)
+    preference_tau: float = number(declared.TAU)
+    calibration_coeff: float = number(declared.CALIBRATION_COEFF)
+    length_coeff: float = number(declared.LENGTH_COEFF)
+    penalty_coeff: float = number(declared.PENALTY_COEFF)
+    rejected_scale: float = number(declared.REJECTED_SCALE)
+    balance: float = number(declared.BALANCE)
+    mass_coeff: float = number(declared.MASS_COEFF)
+    nll_coeff: float = number(declared.NLL_COEFF)
+    robustness: float = number(declared.ROBUSTNESS)
+    odds_coeff: float = number(declared.ODDS_COEFF)
+    desirable_coeff: float = number(declared.DESIRABLE_COEFF, aka("desirable_weight"))
+    undesirable_coeff: float = number(declared.UNDESIRABLE_COEFF, aka("undesirable_weight"))
+    beta_scale: float = number(declared.BETA_SCALE)
+    drop_frac: float = number(declared.DROP_FRAC)
+    tail_coeff: float = number(declared.TAIL_COEFF)
+    reference_sync_steps: int = number(declared.REFERENCE_SYNC_STEPS, aka("ref_model_sync_steps"))
+    reference_sync_rate: float = number(declared.REFERENCE_SYNC_RATE)
+    keep_reward: float = number(declared.KEEP_REWARD)
+    keep_per_prompt: int | None = number(declared.KEEP_PER_PROMPT)
+    center_coeff: float = number(declared.CENTER_COEFF, aka("center_rewards_coefficient"))
+
+    @field_validator("alg_name", "advantage", "loss", "correction", "kl", "weights")
     @classmethod
     def _named(cls, value: str | None, info: ValidationInfo) -> str | None:
         name = cast(str, info.field_name)

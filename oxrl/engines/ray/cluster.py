@@ -31,7 +31,7 @@ from oxrl.engines.ray.head import (
 )
 from oxrl.engines.train.base import Bucket, Buckets
 from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
-from oxrl.runs.deadlines import Deadline
+from oxrl.tables.watch import Deadline
 from oxrl.usercode.parent import leave_with_parent
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.rewards.failures import failed_group, named_failures
 from oxrl.rewards.model_pool import RewardModelPool
 from oxrl.rewards.reward_model import RewardModel
-from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
 from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
+from oxrl.tables.watch import LEAST_LOAD_S, Deadline
 from oxrl.types import Group, Score, Scores
 from oxrl.usercode.user_code import text_of
 

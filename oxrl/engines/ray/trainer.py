@@ -54,8 +54,9 @@ from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
 from oxrl.models.stored import NamedTensor, NamedTensors
 from oxrl.models.weights import buckets
-from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
+from oxrl.runs.deadlines import waiting_for
 from oxrl.runs.files import size_of
+from oxrl.tables.watch import Deadline, Deadlines, Phase
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from oxrl.engines.transport.base import Copy, Probe
 from oxrl.engines.transport.ends import End, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat
 from oxrl.errors import required
-from oxrl.runs.deadlines import Deadline
+from oxrl.tables.watch import Deadline
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)

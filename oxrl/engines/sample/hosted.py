@@ -20,8 +20,8 @@ from oxrl.engines.sample.host import ERRORS
 from oxrl.engines.sample.workers import EngineActor, Laid, abort_answers
 from oxrl.engines.train.base import Buckets
 from oxrl.errors import EngineError, LostActorError, Stopped
-from oxrl.runs.deadlines import Deadline
 from oxrl.runs.waiting import Patience
+from oxrl.tables.watch import Deadline
 from oxrl.usercode.channel import LostWorker, SuspectWorker
 from oxrl.usercode.messages import completion_of
 from oxrl.usercode.packing import packed

@@ -27,7 +27,8 @@ from oxrl.engines.sample.base import (
 )
 from oxrl.engines.train.base import Bucket, Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
-from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
+from oxrl.runs.deadlines import waiting_for
+from oxrl.tables.watch import Deadline, Deadlines, Phase
 from oxrl.types import Completion, Metrics, Request, Requests
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from oxrl.errors import ConfigError, DeadlineError, EngineError, OxrlError
-from oxrl.runs.deadlines import Deadline, Deadlines
 from oxrl.runs.ranks import CollectivePatience, Ranks
+from oxrl.tables.watch import Deadline, Deadlines
 
 # Seconds between signs of life of a rank, and without one until it counts as lost.
 BEAT_S = 1.0

@@ -17,8 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
+from oxrl.flat_config import flatten_config
 from oxrl.runs import chain
-from oxrl.runs.directory import flatten_config
 from oxrl.runs.files import (
     Json,
     line_starts_at,

@@ -1,0 +1,269 @@
+"""When a field is read: conditions that the lines of fields name, each under the sentence that a
+user reads where it does not hold.
+
+A condition has three verdicts: it holds, it does not, or (None) that cannot be told yet; then a
+field is read where it is set. Of several that do not hold the first one here is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from oxrl.config.field import SAMPLING, Condition
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.vision import model_config, vision_family
+from oxrl.tables.cells import CELLS
+from oxrl.tables.numbers import KL_COEFF
+
+if TYPE_CHECKING:
+    from oxrl.config.schema import Config
+
+C = TypeVar("C", bound=Condition)
+
+# Rewards by names that are no folders, whatever else lies beside the run.
+NO_FOLDERS = ("", "code", "judge")
+# By condition, in the order of this file.
+SENTENCES: dict[Condition, str] = {}
+
+
+def otherwise(sentence: str) -> Callable[[C], C]:
+    """Say what is wrong where the condition below does not hold.
+
+    Args:
+        sentence: goes on after the name of a field; may name values of `cfg` in braces.
+    """
+
+    def keep(condition: C) -> C:
+        SENTENCES[condition] = sentence
+        return condition
+
+    return keep
+
+
+@otherwise("has no effect without data.eval; remove it, or give held-out rows in data.eval")
+def evaluates(cfg: Config) -> bool:
+    """There are held-out rows."""
+    return cfg.data.eval is not None
+
+
+@otherwise("is read where model.name is a name on the hub; this one is on disk: remove it")
+def on_the_hub(cfg: Config) -> bool:
+    """The model is neither built in nor in a folder here."""
+    return not (is_builtin(cfg.model.name) or Path(cfg.model.name).is_dir())
+
+
+@otherwise("is read where the model reads images; this one reads text alone: remove it")
+def reads_images(cfg: Config) -> bool | None:
+    """The model has a vision tower; None of one on the hub that is not here yet: a run that has
+    fetched it finds out.
+    """
+    name = cfg.model.name
+    if vision_family(name) is not None:
+        return True
+    is_here = is_builtin(name) or model_config(name) is not None
+    return False if is_here else None
+
+
+# --- Episodes and actions.
+@otherwise("is read with an environment, environment.name; set that, or remove it")
+def has_environment(cfg: Config) -> bool:
+    """Something answers the policy in episodes."""
+    return bool(cfg.environment.name)
+
+
+@otherwise("is read where turns read what was said before; rollout.context=last: remove it")
+def reads_history(cfg: Config) -> bool:
+    """Turns of an episode read earlier ones."""
+    return cfg.rollout.context not in ("last", "window: 1")
+
+
+@otherwise("is read where turns are actions: action.choices or action.size; remove it")
+def has_actions(cfg: Config) -> bool:
+    """Turns are actions, not text."""
+    return cfg.action.exists
+
+
+@otherwise("is read of actions that are numbers, action.size; these are choices: remove it")
+def has_number_actions(cfg: Config) -> bool:
+    """Actions, if there are any, are numbers."""
+    return not cfg.action.names
+
+
+@otherwise("is read of action.code bins, and this is fast: remove it")
+def codes_bins(cfg: Config) -> bool:
+    """A token stands for a bin."""
+    return cfg.action.code == "bins"
+
+
+@otherwise("is read of action.code fast, and this is bins: remove it")
+def codes_fast(cfg: Config) -> bool:
+    """A token stands for a piece of a chunk's transform."""
+    return cfg.action.code == "fast"
+
+
+# --- Rewards.
+@otherwise(
+    "is read by supervised fine-tuning whose evaluations generate answers: set reward.name and "
+    "data.eval, or remove it"
+)
+def answers_prompts(cfg: Config) -> bool:
+    """Prompts are answered: by every recipe that samples, by supervised runs in evaluations."""
+    return cfg.recipe != "supervised" or generates_answers(cfg)
+
+
+@otherwise("is read with a reward, reward.name; set that, or remove it")
+def has_reward(cfg: Config) -> bool:
+    """A reward scores; an environment may do without one."""
+    return cfg.reward.exists or not cfg.environment.name
+
+
+@otherwise("is read by reward.name: code; set that, or remove it")
+def runs_code(cfg: Config) -> bool:
+    """The reward `code` judges programs."""
+    return cfg.recipe not in SAMPLING or "code" in cfg.reward.names
+
+
+@otherwise("is read where a reward is the folder of a reward model; remove it")
+def has_reward_model(cfg: Config) -> bool:
+    """A trained model scores."""
+    return any(name not in NO_FOLDERS and Path(name).is_dir() for name in cfg.reward.names)
+
+
+@otherwise("is read where it holds parts, PART: {{name: ...}}, and without reward.name; remove it")
+def has_parts(cfg: Config) -> bool:
+    """Several rewards are summed."""
+    return bool(cfg.reward.parts)
+
+
+@otherwise("is not read: reward.parts say what scores; remove it")
+def has_one_reward(cfg: Config) -> bool:
+    """No parts say what scores."""
+    return bool(cfg.reward.name) or not cfg.reward.parts
+
+
+@otherwise("is not read: each of reward.parts has options of its own; remove it here")
+def shares_options(cfg: Config) -> bool:
+    """No parts have options of their own."""
+    return not cfg.reward.parts
+
+
+@otherwise("is not read: each of reward.parts has timeout_s of its own; remove it here")
+def shares_timeout(cfg: Config) -> bool:
+    """Some part is as patient as all rewards are."""
+    parts = cfg.reward.parts.values()
+    return not parts or any(part.timeout_s is None for part in parts)
+
+
+@otherwise("is not read: each of reward.parts has workers of its own; remove it here")
+def shares_workers(cfg: Config) -> bool:
+    """Some part has as many workers as all rewards have."""
+    parts = cfg.reward.parts.values()
+    return not parts or any(part.workers is None for part in parts)
+
+
+# --- What is trained, and by what.
+@otherwise("is read with lora.rank above 0, the rank of the adapters; set that, or remove it")
+def has_adapter(cfg: Config) -> bool:
+    """Adapters learn, on a model that does not."""
+    return cfg.lora.rank > 0
+
+
+@otherwise(
+    "is read with lora.rank where samplers have weights of their own (train.backend deepspeed or "
+    "fsdp, inference_engine.actors, or inference_engine.name: vllm): remove it"
+)
+def sends_adapters(cfg: Config) -> bool:
+    """What learns in adapters goes to samplers with weights of their own."""
+    apart = cfg.train.engine.several_ranks or cfg.samplers > 0
+    samples = cfg.recipe == "rl" or generates_answers(cfg)
+    return samples and apart and cfg.lora.rank > 0
+
+
+@otherwise("is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it")
+def uses_deepspeed(cfg: Config) -> bool:
+    """DeepSpeed trains."""
+    return cfg.train.backend == "deepspeed"
+
+
+@otherwise("is read with train.backend: fsdp; this run's is {cfg.train.backend}: remove it")
+def uses_fsdp(cfg: Config) -> bool:
+    """FSDP2 trains."""
+    return cfg.train.backend == "fsdp"
+
+
+@otherwise(
+    "is read where there is a reference model; {cfg.train.alg_name} as configured has none: "
+    "remove it"
+)
+def has_reference_model(cfg: Config) -> bool:
+    """A frozen or following copy of the policy is held beside it: a table or a switched-off adapter
+    is none.
+    """
+    row = cfg.train.row
+    if row.recipe == "preference":
+        return row.moves_reference
+    return row.kl != "none" and cfg.train.value(KL_COEFF) > 0 and not cfg.lora.rank
+
+
+@otherwise(
+    "is read with a policy loss of your own, train.loss: path.py:function; set that, or remove it"
+)
+def has_own_loss(cfg: Config) -> bool:
+    """The policy loss, where there is one, is a function of the user's."""
+    return cfg.recipe != "rl" or ("gate", cfg.train.row.gate) not in CELLS
+
+
+# --- Samplers and actors.
+@otherwise("is read with inference_engine.name: vllm; set that, or remove it")
+def uses_vllm(cfg: Config) -> bool:
+    """The vLLM engine samples."""
+    return cfg.inference_engine.name == "vllm"
+
+
+@otherwise(
+    "is read where samplers have weights of their own (inference_engine.actors, or "
+    "inference_engine.name: vllm): remove it"
+)
+def has_own_samplers(cfg: Config) -> bool:
+    """Weights are sent to who samples."""
+    return cfg.samplers > 0
+
+
+NO_ACTORS = (
+    "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training "
+    "actors; inference_engine.actors: rollout actors; reward.actors: reward models; the placement "
+    "needs the first two): remove it"
+)
+
+
+@otherwise(NO_ACTORS)
+def trains_in_actors(cfg: Config) -> bool:
+    """Ranks of reinforcement learning are Ray actors."""
+    return cfg.recipe == "rl" and cfg.train.engine.several_ranks
+
+
+@otherwise(NO_ACTORS)
+def samples_in_actors(cfg: Config) -> bool:
+    """Ray actors sample."""
+    return cfg.recipe == "rl" and cfg.inference_engine.actors > 0
+
+
+@otherwise(NO_ACTORS)
+def has_ray_actors(cfg: Config) -> bool:
+    """Ray actors train, sample or score."""
+    scores = cfg.recipe == "rl" and cfg.reward.actors > 0
+    return trains_in_actors(cfg) or samples_in_actors(cfg) or scores
+
+
+@otherwise(NO_ACTORS)
+def joins_a_cluster(cfg: Config) -> bool:
+    """Ray runs already, somewhere."""
+    return cfg.run.ray_address is not None
+
+
+def generates_answers(cfg: Config) -> bool:
+    """Whether the evaluations of a supervised run answer prompts."""
+    scored = cfg.recipe == "supervised" and cfg.reward.exists
+    return scored and cfg.data.eval is not None

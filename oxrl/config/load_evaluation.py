@@ -1,0 +1,110 @@
+"""The configuration of a run, to evaluate with: what its training reads does not matter then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from oxrl.config.checks import of_episodes
+from oxrl.config.checks.base import Problems, at
+from oxrl.config.checks.data import check_evaluation_file, check_training_files
+from oxrl.config.checks.engines import check_deepspeed, check_ranks, check_samplers
+from oxrl.config.checks.model import MODEL
+from oxrl.config.checks.reward import check_reward
+from oxrl.config.load import checked, read_with_overrides
+from oxrl.config.overrides import apply_overrides
+from oxrl.config.schema import Config
+from oxrl.config.source import Problem, Source, Values, read_source
+
+# Sections that may be set whatever the training algorithm reads.
+EVALUATED = (
+    "run",
+    "model",
+    "data",
+    "reward",
+    "environment",
+    "action",
+    "rollout",
+    "inference_engine",
+)
+# What an override begins with that says what scores.
+REWARDED = ("reward.name=", "reward.parts=", "reward.parts.")
+
+
+def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """As `load_config`, to evaluate with: reward and rollout are read even for `sft`.
+
+    Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may
+    be set.
+    """
+    return checked(read_with_overrides(path, overrides), _problems, EVALUATED)
+
+
+def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
+    """What evaluates a model that belongs to no run: everything else is said by overrides.
+
+    With a reward or an environment its responses to prompts are scored; without one it is judged by
+    the likelihood of the answers in data.eval.
+    """
+    scoring = (*REWARDED, "environment.name=")
+    rewarded = any(override.startswith(scoring) for override in overrides)
+    values: Values = {
+        "run": {"name": "evaluation", "steps": 1},
+        "model": {"name": model},
+        "train": {"alg_name": "sgrpo" if rewarded else "sft"},
+    }
+    source = Source(f"the evaluation of {model}", values)
+    apply_overrides(source, overrides)
+    data = source.values.setdefault("data", {})
+    if "eval" in data:
+        data.setdefault("train", data["eval"])
+    return checked(source, _problems, EVALUATED)
+
+
+def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
+    """The configuration of a run with another reward, to score what was sampled.
+
+    Args:
+        path: of the run.
+        overrides: of `reward`; a name or parts take the place of the run's own, with its options.
+
+    Raises:
+        ConfigError: lists every problem with its place, field, value and rule.
+    """
+    source = read_source(path)
+    if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
+        for name in ("name", "parts", "options"):
+            source.values.get("reward", {}).pop(name, None)
+    for override in overrides:
+        if not override.removeprefix("~").startswith("reward."):
+            rule = "is not what scores: only reward.FIELD=VALUE can be given here"
+            source.wrong(override.partition("=")[0], rule, f"override '{override}'")
+    apply_overrides(source, overrides)
+    return checked(source, _reward_problems, EVALUATED)
+
+
+def _reward_problems(cfg: Config) -> Iterator[Problem]:
+    if not cfg.reward.exists:
+        rule = "is required: the run has no reward of its own; write reward.name=NAME"
+        yield Problem("reward.name", rule)
+    yield from check_reward(cfg)
+
+
+def _problems(cfg: Config) -> Problems:
+    """Problems that matter where a configuration is only evaluated."""
+    whole = (check_ranks, check_deepspeed, check_samplers, *MODEL, *of_episodes(cfg))
+    for check in whole:
+        yield from check(cfg)
+    # Without a reward, a supervised run is judged by the likelihood of given answers.
+    if cfg.reward.exists or cfg.recipe != "supervised":
+        yield from check_reward(cfg)
+    if cfg.data.eval is not None:
+        yield from check_evaluation_file(cfg)
+        return
+    if len(cfg.data.train_files) > 1:
+        yield at(
+            "data.eval",
+            "is needed: data.train is several files; name the one to evaluate on",
+            "data.train",
+        )
+    yield from check_training_files(cfg)
