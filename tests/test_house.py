@@ -28,7 +28,7 @@ BESIDE = ROOT / "packages"
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 325_500
+MOST_NODES = 327_400
 # The aim is 67,000.
 MOST_NODES_BESIDE = 70_100
 # Of all files that a default run imports; the aim is 150 and 140,000.
