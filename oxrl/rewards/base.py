@@ -25,7 +25,7 @@ from oxrl.types import Group, Scores
 
 
 class GroupScorer(Protocol):
-    """What scores completions: the pool of a reward's workers, or what stands before it."""
+    """A scorer of completions: the pool of a reward's workers, or what stands before it."""
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score the completions of every group, in their order.

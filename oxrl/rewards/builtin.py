@@ -158,7 +158,7 @@ def _keywords(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
 
 
 def _option_problem(row: BuiltIn, option: str, value: object, default: object) -> str:
-    """Why an option cannot have a value; empty if it can."""
+    """Say why an option cannot have a value; empty if it can."""
     kind = type(default)
     fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
     if isinstance(value, bool) and kind is not bool:

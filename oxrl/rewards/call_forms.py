@@ -48,7 +48,7 @@ WANTED = (
 
 @dataclass(frozen=True)
 class Form:
-    """How oxRL calls a user's function.
+    """The way in which oxRL calls a user's function.
 
     call: takes the prompt, then one text (`per_sample`) or the completions of a group.
     columns: fields of the data that the function cannot do without.
@@ -60,7 +60,7 @@ class Form:
 
 
 def scores_of_verl(value: object) -> object:
-    """What a function written for verl returned, as oxRL has it.
+    """Turn what a function written for verl returned into what oxRL reads.
 
     Args:
         value: a number, a mapping with the number under "score" and others that are only recorded,
@@ -224,7 +224,7 @@ def _then(call: RewardFunction, convert: Callable[[object], object]) -> RewardFu
 
 
 def place_of(function: object) -> str:
-    """Where a function is written, as " (file:line)"; empty where that is not known.
+    """Return where a function is written, as " (file:line)"; empty where that is not known.
 
     Args:
         function: anything; what decorators wrapped is looked for.

@@ -1,4 +1,4 @@
-"""What may be said of a reward that is a folder with a trained model, without loading it."""
+"""Facts about a reward that is a folder with a trained model, told without loading it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = "steps"
 
 
 def is_model(name: str) -> bool:
-    """Whether a reward's name is the folder of a reward model.
+    """True if a reward's name is the folder of a reward model.
 
     Args:
         name: `reward.name` of a config.
@@ -54,7 +54,7 @@ def model_option_problem(name: str, options: Objects) -> str:
 
 
 def kind_of(folder: Path) -> str:
-    """What the head of a reward model judges.
+    """Return what the head of a reward model judges.
 
     Args:
         folder: of the reward model.

@@ -21,7 +21,7 @@ from oxrl.usercode.user_code import text_of
 
 
 class RewardModelPool(SinglePool, Protocol):
-    """What scores by one reward model, in this process or in processes of its own."""
+    """A pool that scores by one reward model, in this process or in processes of its own."""
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Score a made-up answer to each prompt.

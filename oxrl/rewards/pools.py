@@ -1,6 +1,4 @@
-"""What scores by a reward: the interface of all pools, and the pool of a reward that needs no
-worker.
-"""
+"""The interface of all pools that score, and the pool of a reward that needs no worker."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class ScoringPool(GroupScorer, Protocol):
 
 
 class SinglePool(ScoringPool, Protocol):
-    """What scores by one reward. `field`: of the config, where the reward stands."""
+    """A pool that scores by one reward. `field`: of the config, where the reward stands."""
 
     name: str
     field: str
@@ -56,7 +54,7 @@ class SinglePool(ScoringPool, Protocol):
 
     @property
     def inline(self) -> bool:
-        """Whether it computes in this process, where asking early wins nothing."""
+        """True if it computes in this process, where asking early wins nothing."""
         return False
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a reward says the same of the same response each time.
+"""A check that a reward gives the same response the same score each time.
 
 Nothing is asked for it but once before training: responses that happen to repeat are enough.
 """
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3
 
 
 class Repeats:
-    """What a reward said of the responses so far; warns once where it contradicts itself.
+    """A reward's scores of the responses so far; warns once where it contradicts itself.
 
     Args:
         name: of the reward, for the message.
@@ -75,8 +75,8 @@ class Repeats:
 
 
 def differs(before: float, now: float) -> bool:
-    """Whether two scores are apart by more than rounding: TOLERANCE, of the first where that is
-    above 1.
+    """True if two scores are apart by more than rounding: TOLERANCE, as a share of the first where
+    that is above 1.
 
     Args:
         before, now: finite scores.

@@ -130,7 +130,7 @@ class RewardModel:
         return _Row(place, token_ids, ends, characters)
 
     def _heads(self, batch: Sequence[_Row]) -> list[torch.Tensor]:
-        """What the head says behind each of the ends of every row."""
+        """Return the head's numbers behind each of the ends of every row."""
         token_ids = [row.token_ids for row in batch]
         trained = [[False] * len(row) for row in token_ids]
         inputs = to_token_batch(token_ids, trained, self._pad_id).to(self._device)

@@ -73,7 +73,7 @@ class StepScorer:
 
 
 def last_turn(completion: Completion) -> tuple[int, list[int]]:
-    """How many tokens the policy sampled before its last turn, and those of that turn.
+    """Count the tokens that the policy sampled before its last turn, and return those of that turn.
 
     A response that is no episode is one turn.
 

@@ -60,7 +60,7 @@ def dry_call(reward: LoadedReward) -> None:
 
 
 def described(*, per_sample: bool) -> str:
-    """What the dry call passes, in words for a message.
+    """Describe what the dry call passes, for a message.
 
     Args:
         per_sample: the reward scores one text, and not a group.
@@ -73,7 +73,7 @@ def described(*, per_sample: bool) -> str:
 
 
 def given_of(reward: LoadedReward, text: str) -> str | Completions:
-    """What a reward is called with to score a text: the text, or a small group of nothing else.
+    """Return what a reward is called with to score a text: the text, or a small group of it alone.
 
     Args:
         reward: which says by `per_sample` what it takes.
@@ -111,7 +111,7 @@ def not_finite(value: object, reward: LoadedReward) -> str:
 
 
 def is_sure(error: Exception, reward: LoadedReward, given: object) -> bool:
-    """Whether a function that raised `error` in the dry call would raise it on every sample.
+    """True if a function that raised `error` in the dry call would raise it on every sample.
 
     Args:
         error: what it raised.
@@ -186,7 +186,7 @@ def rehearse_all(
 
 
 def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -> str:
-    """What a second call with the same completion says otherwise; empty where it does not.
+    """Describe how a second call with the same completion differs; empty where it does not.
 
     Args:
         reward: loaded; it is called once more.

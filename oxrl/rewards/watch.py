@@ -113,7 +113,7 @@ class Namespace:
 
 
 def namespace(owner: str, held: Named) -> Namespace | None:
-    """What is to be watched of a module's or class's names; None where there is too little.
+    """Note a module's or a class's names to be watched; None where there are too few.
 
     Args:
         owner: name of the module or class, for messages.
@@ -131,7 +131,7 @@ def namespace(owner: str, held: Named) -> Namespace | None:
 
 
 class Watch:
-    """What scores are computed with in this process, as it is when this is made.
+    """The things that scores are computed with in this process, as they are when this is made.
 
     Args:
         reward: the module of the user's file; None: the reward is built in.
@@ -151,7 +151,7 @@ class Watch:
         self._settings = self._settings_now()
 
     def changed(self) -> str:
-        """What is not as it was, by name; empty if everything is."""
+        """Name the first thing that is not as it was; empty if everything is."""
         for name, module in self._loaded.items():
             if sys.modules.get(name) is not module:
                 return f"sys.modules[{name!r}]"
@@ -172,7 +172,7 @@ class Watch:
 
 
 def working_directory() -> str:
-    """Where relative paths start; empty where that folder was removed."""
+    """Return the folder where relative paths start; empty where that folder was removed."""
     try:
         return os.getcwd()
     except OSError:

@@ -291,7 +291,7 @@ class RewardPool(SinglePool):
         return RewardDefinitionError if self._per_sample is None else RewardError
 
     def _problem_on(self, patience: Patience, prompt: Prompt) -> str:
-        """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
+        """Say why the reward fails on a prompt, whatever the completion; empty if it does not."""
         what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
         limit_s = self._timeout_s * (1 if self._per_sample else DRY_GROUP)
         with self._worker(patience) as worker:
