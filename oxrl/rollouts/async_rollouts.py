@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass
 class Held:
-    """What a source holds between two rollout steps, to go back to when a signal cuts one short."""
+    """The state of a source between two rollout steps, to go back to where a signal cuts in."""
 
     batches: list[Batch]
     requests: dict[str, Request]

@@ -17,7 +17,7 @@ from oxrl.types import Images, Metrics, RolloutBatch, Rollouts, TokenIds
 
 
 class RowRules(NamedTuple):
-    """What every row has to satisfy, and which rows are left out.
+    """The rules for rows: what every row has to satisfy, and which rows are left out.
 
     pad_id, stop_token_ids: of the tokenizer. max_tokens: longest response; None of episodes.
     strict: refuse tokens that were not sampled by the newest weights.
@@ -101,7 +101,7 @@ def scored_rewards(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
 
 
 def sampling_metrics(step: RolloutStep) -> Metrics:
-    """What was sampled, whether or not it is trained on."""
+    """Describe what was sampled, whether or not it is trained on."""
     rollouts = step.rollouts
     metrics = reward_metrics(*scored_rewards(rollouts)) | repetition_metrics(rollouts)
     if len({rollout.prompt.source for rollout in rollouts}) > 1:
@@ -124,7 +124,7 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
 def sample_metrics(
     counts: Counts, step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
 ) -> Metrics:
-    """What was sampled, what the sampler counted, and what became of every sample.
+    """Describe what was sampled, what the sampler counted, and what became of every sample.
 
     Args as of `count_samples`.
     """

@@ -1,4 +1,4 @@
-"""What an episode is worth: the rewards of its turns, and what the run's reward says of it."""
+"""The worth of an episode: the rewards of its turns, and the score by the run's reward."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ TRUNCATED: tuple[EpisodeEnd, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeLimits:
-    """Where an episode ends although its task goes on.
+    """The limits at which an episode ends although its task goes on.
 
     max_turns: of the policy. max_tokens: that the policy samples in all turns.
     max_seconds: from its beginning on, infinite for none. context: tokens that the model reads.
@@ -84,7 +84,7 @@ class EpisodeLimits:
 
 
 class Branch(NamedTuple):
-    """Where an episode stood when a turn of it was sampled: a conversation, and turns of it."""
+    """The place where a turn of an episode was sampled: a conversation, and turns of it."""
 
     opening: Sequence[ChatMessage]
     exchanges: list[Exchange]
@@ -342,7 +342,7 @@ class EpisodeEngine:
         self._sample_turn(episode)
 
     def _names(self, messages: Sequence[Message]) -> list[Message]:
-        """What the environment says, with the names of its images.
+        """Return the environment's messages, with the names of their images.
 
         Raises:
             LostEpisode: it shows an image that cannot be used.
@@ -353,7 +353,7 @@ class EpisodeEngine:
             raise LostEpisode("environment_error", str(error)) from error
 
     def _too_long(self, said: Sequence[Message]) -> bool:
-        """Whether the model cannot read all that, so that nobody need encode it."""
+        """True if the model cannot read all that, so that nobody need encode it."""
         most = self._limits.context * self._encoder.longest
         return sum(map(len, texts_of(said))) > most
 
@@ -504,7 +504,7 @@ class EpisodeEngine:
     def _next_reading(
         self, episode: Episode, step: Step, messages: Sequence[ChatMessage]
     ) -> Reading | None:
-        """What the next turn reads; None: the policy said that it writes no more."""
+        """Return what the next turn reads; None: the policy said that it writes no more."""
         last = len(episode.turns) - 1
         answered = last if step.after is None else step.after
         if answered > last:
@@ -548,7 +548,7 @@ class EpisodeEngine:
         episode.images += reading.images
 
     def _limit(self, episode: Episode, step: Step) -> EpisodeEnd | None:
-        """Why the episode is cut here, if it is."""
+        """Return the limit that cuts the episode here, if one does."""
         if step.truncated:
             return step.reason if step.reason in TRUNCATED else "max_turns"  # pyright: ignore
         if len(episode.turns) >= self._limits.max_turns:
@@ -604,7 +604,7 @@ def _read_segment(
     images: tuple[str, ...],
     context: TokenIds | None = None,
 ) -> Segment:
-    """What the policy reads after its last turn."""
+    """Make the segment that the policy reads after its last turn."""
     count = len(token_ids)
     return Segment(
         token_ids=token_ids,
@@ -627,7 +627,7 @@ def sampled_in(episode: Episode, turn: int) -> TokenIds:
 
 
 class ReadSoFar(NamedTuple):
-    """What a row holds: all that was read and sampled, and the images that it shows."""
+    """The content of a row: all that was read and sampled, and the images that it shows."""
 
     tokens: list[int]
     images: list[str]

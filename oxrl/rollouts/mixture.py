@@ -1,4 +1,4 @@
-"""What the samples of each dataset of a mixture say."""
+"""The metrics of each dataset of a mixture."""
 
 from __future__ import annotations
 

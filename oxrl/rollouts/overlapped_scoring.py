@@ -107,7 +107,7 @@ class MeanwhileScorer:
         return [one.future.result() for one in asked]
 
     def counters(self) -> Metrics:
-        """What it took to score the groups that were asked for since this was called last."""
+        """Return what it took to score the groups that were asked for since the last call."""
         found = self._counted
         self._counted = dict.fromkeys(found, 0.0)
         return found

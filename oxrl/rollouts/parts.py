@@ -1,4 +1,4 @@
-"""What the parts of a reward say, in the record of a run."""
+"""The metrics of a reward's parts, in the record of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILURES: tuple[ScoreStatus, ...] = ("timeout", "error", "invalid", "left_out")
 
 
 def metrics_of_parts(rollouts: Rollouts, compared: Sequence[str]) -> Metrics:
-    """What the parts of the rewards of a step say.
+    """Compute the metrics of the parts of a step's rewards.
 
     Args:
         compared: parts that advantages compare one by one; empty: they compare the sums.

@@ -22,7 +22,7 @@ class GroupChoice(Protocol):
         ...
 
     def missing(self, rollouts: Rollouts, *, wanted: int, rounds: int) -> int:
-        """How many prompts more are to be sampled; 0: it is enough after `rounds` rounds."""
+        """Count the prompts that are still to be sampled; 0: it is enough after `rounds` rounds."""
         ...
 
     def groups(self, rollouts: Rollouts, *, wanted: int) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class GroupChoice(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundParts(RolloutParts):
-    """What a source works with that does not train on every group; `choice` says on which."""
+    """The parts of a source that does not train on every group; `choice` says on which."""
 
     choice: GroupChoice
 
@@ -53,7 +53,7 @@ class RoundRollouts(SyncRollouts):
 
 
 def still_missing(step: RolloutStep, parts: RolloutParts) -> int:
-    """How many prompts more a step needs."""
+    """Count the prompts that a step still needs."""
     if not isinstance(parts, RoundParts):
         return 0
     wanted = parts.prompts_per_step

@@ -50,7 +50,7 @@ def stored_groups(path: Path, samples: int) -> Iterator[StoredGroup]:
 
 
 def _key(line: Line, number: int, path: Path, samples: int) -> object:
-    """What the lines of one group have in common."""
+    """Return the key that the lines of one group have in common."""
     try:
         baseline = int(line["sample"]) >= samples
         return line["step"], line["draw"], baseline

@@ -22,7 +22,7 @@ from oxrl.types import Completion, Group, Metrics, Prompt, Request, Rollout, Sam
 
 @dataclass(kw_only=True)
 class RolloutStep:
-    """What one rollout step sampled and scored, in the order of the data.
+    """The samples and scores of one rollout step, in the order of the data.
 
     step: optimizer steps done when it began. start, end: positions [start, end) of the data order
     that were sampled.
@@ -49,7 +49,7 @@ class RolloutStep:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutParts:
-    """What every source of rollouts works with.
+    """The objects that every source of rollouts works with.
 
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
     deadline_s: longest wait for a sample or a score, in seconds.
@@ -69,7 +69,7 @@ class RolloutParts:
 
 
 class RolloutSource(Protocol):
-    """Where the training loop gets its rollouts."""
+    """A source of rollouts for the training loop."""
 
     @property
     def idle(self) -> bool:

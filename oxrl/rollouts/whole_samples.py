@@ -99,7 +99,7 @@ class StoredRollouts(SyncRollouts):
 
 
 def episode_counts(rollouts: Rollouts) -> Metrics:
-    """What is counted of episodes when they are played, from their ends; empty without any."""
+    """Count of episodes, from their ends, what is counted when they are played."""
     episodes = [rollout.completion for rollout in rollouts if rollout.completion.end is not None]
     if not episodes:
         return {}
@@ -140,7 +140,7 @@ def _response(rollout: Rollout) -> Json:
 
 
 def read_step(path: Path) -> RolloutStep:
-    """What `written` gave; which groups are trained on is left open.
+    """Read what `written` gave; which groups are trained on is left open.
 
     Raises:
         RunDirectoryError: it is not there, or not what was written.
