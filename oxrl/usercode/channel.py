@@ -42,7 +42,7 @@ class Channel:
 
     @property
     def silent(self) -> bool:
-        """Whether the other end is there and says nothing, as it has to while nobody asks."""
+        """True if the other end is there and says nothing, as it has to while nobody asks."""
         try:
             self._socket.recv(1)  # the end of what it sends, if it has died
         except BlockingIOError:

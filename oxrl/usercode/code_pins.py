@@ -16,7 +16,8 @@ from oxrl.usercode.sources import files_of, python_sources, sources_of
 
 
 def code_inputs(kind: Kind, names: Sequence[str], field: str) -> Iterator[Input]:
-    """What a field of the config names: files with what they import, or what a program gave.
+    """Yield the inputs that a field of the config names: files with what they import, or objects
+    that a program gave.
 
     Args:
         kind: of code.

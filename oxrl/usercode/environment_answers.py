@@ -114,7 +114,7 @@ def as_step(value: object) -> Step:
 
 
 def _executed(step: Step) -> int | None:
-    """How many actions of a turn were done; None: all."""
+    """Return the number of actions of a turn that were done; None: all."""
     executed: object = getattr(step, "executed", None)
     if executed is None:
         return None

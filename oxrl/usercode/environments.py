@@ -34,7 +34,7 @@ NO_TOOLS = ("reset", "close", "get_reward")
 
 
 class ToolUnavailable(Exception):
-    """What a tool needs is not there, by no fault of the policy's: the episode has no score.
+    """A tool lacks something that it needs, by no fault of the policy's: the episode has no score.
 
     Other exceptions of a tool are told to the policy as text.
     """
@@ -127,7 +127,7 @@ def tool(function: Function) -> Function:
 
 
 def is_tool(function: object) -> bool:
-    """Whether `tool` marked it.
+    """True if `tool` marked it.
 
     Args:
         function: a method, or anything else.
@@ -150,5 +150,5 @@ def tool_names(made: type) -> list[str]:
 
 
 def _is_static(made: type, name: str) -> bool:
-    """Whether it is called without the object, so that it is a helper rather than a tool."""
+    """True if it is called without the object, so that it is a helper rather than a tool."""
     return isinstance(inspect.getattr_static(made, name), staticmethod)

@@ -1,4 +1,4 @@
-"""What a user writes and a configuration names: found, and called so that its errors are told."""
+"""The user's code that a configuration names: found, and called so that its errors are told."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class UserCode(NamedTuple):
     module: ModuleType | None = None
 
     def problem(self, text: str) -> OxrlError:
-        """What is wrong with it, as an error."""
+        """Return an error that says what is wrong with it."""
         return self.kind.problem(self.name, text)
 
     def call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What a function of it returns; what it raises told in words.
+        """Call a function of it; what it raises is told in words.
 
         Raises:
             OxrlError: it raised something, unless the machine refused.
@@ -49,7 +49,7 @@ class UserCode(NamedTuple):
             raise self.problem(f"{name} raised {raised_as(error, self.file)}") from error
 
     def message(self) -> Any:
-        """What `made_again` makes the same of in another process: training ranks are some.
+        """Return the message from which `made_again` makes the same in another process.
 
         Raises:
             OxrlError: it cannot be sent there.

@@ -1,4 +1,4 @@
-"""What a policy loss of a user's takes, as far as it can be judged without running it."""
+"""The arguments of a user's policy loss, as far as they can be told without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WANTED = (
 
 
 def gate_signature(loss: str) -> Signature | None:
-    """What the function of a name takes, nothing run; None where only running it can tell.
+    """Read the arguments of a named function, nothing run; None where only running it can tell.
 
     Args:
         loss: `train.loss`.
@@ -52,7 +52,7 @@ def _signature_of_object(value: object) -> Signature | None:
 
 
 def why_no_gate(taken: Signature) -> str:
-    """Why a function cannot be called as every gate is; empty if it can."""
+    """Say why a function cannot be called as every gate is; empty if it can."""
     count = len(taken.by_place)
     problem = ""
     if count < len(POSITIONAL) and not taken.any_place:
@@ -64,7 +64,7 @@ def why_no_gate(taken: Signature) -> str:
 
 
 def further(taken: Signature) -> list[str]:
-    """What a gate takes beside the tensors that every gate is given by their places."""
+    """List what a gate takes beside the tensors that every gate is given by their places."""
     return [*taken.by_place[len(POSITIONAL) :], *taken.by_name]
 
 

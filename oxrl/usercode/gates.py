@@ -43,7 +43,7 @@ class OwnGate:
     def __call__(
         self, *tensors: Tensor, correction: OptionalTensor = None, **further: Any
     ) -> LossAndMetrics:
-        """What the user's function says; see `oxrl.functional.gates` for the arguments.
+        """Call the user's function; see `oxrl.functional.gates` for the arguments.
 
         Raises:
             ConfigError: it raised something, or gave no scalar loss with scalar metrics.
@@ -56,7 +56,7 @@ class OwnGate:
         return self._checked(found)
 
     def problem(self, text: str) -> OxrlError:
-        """What is wrong with it, as an error."""
+        """Return an error that says what is wrong with it."""
         return self._code.problem(text)
 
     def _checked(self, found: object) -> LossAndMetrics:
@@ -84,7 +84,7 @@ class OwnGate:
         return loss.reshape(()), told
 
     def message(self) -> Any:
-        """What another process makes the same of; see UserCode."""
+        """Return the message from which another process makes the same; see UserCode."""
         return self._code.message()
 
     def __getstate__(self) -> Any:

@@ -26,12 +26,12 @@ _here: Values = {}
 
 
 def is_given(name: str) -> bool:
-    """Whether a name of the configuration stands for something that Python gives."""
+    """True if a name of the configuration stands for something that Python gives."""
     return name.startswith(PREFIX)
 
 
 def is_here(name: str) -> bool:
-    """Whether something in this process stands for a name."""
+    """True if something in this process stands for a name."""
     return name in _here
 
 
@@ -54,7 +54,7 @@ def giving(objects: Objects) -> Iterator[None]:
 
 
 def given(name: str, argument: str) -> Any:
-    """What a name stands for in this process.
+    """Return what a name stands for in this process.
 
     Args:
         argument: of `oxrl.train` by which it is given, for the error.

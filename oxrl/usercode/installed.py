@@ -1,4 +1,4 @@
-"""What installed packages offer by entry points; nothing of theirs is imported to say so."""
+"""The code that installed packages offer by entry points, found without importing any of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something is that a configuration names, as far as nothing has to be run to know it."""
+"""The place of something that a configuration names, found without running anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OURS = "oxrl"
 
 
 class Place(NamedTuple):
-    """Where something is that a configuration names.
+    """The place of something that a configuration names.
 
     file: that holds it; None of what oxRL has itself, and of what Python gives. name: in there.
     module: that is imported; empty of a file of its own. ours: oxRL has it itself.
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def is_ours(kind: Kind, name: str) -> bool:
-    """Whether oxRL has something itself, in the core or in a package beside it."""
+    """True if oxRL has something itself, in the core or in a package beside it."""
     if name in kind.table or ":" in name:
         return name in kind.table
     from oxrl.usercode.installed import entries, package_of  # for what the core does not have
@@ -76,7 +76,7 @@ def place_of(kind: Kind, name: str) -> Place:
 
 
 def _installed(kind: Kind, name: str) -> Place:
-    """Where an installed package has what it offers.
+    """Find the place of something that an installed package offers.
 
     Raises:
         ValueError: none offers it, or two do.

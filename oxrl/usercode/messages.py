@@ -1,4 +1,4 @@
-"""How a process that can be killed and its parent talk: lines of JSON, every reply with an id.
+"""The messages between a process that can be killed and its parent: JSON, every reply with an id.
 
 The side of the process. What the exchange needs is bound to names here before any code of users is
 run. Nothing here imports torch: such processes start fast.
@@ -35,7 +35,7 @@ def encode(message: Json) -> bytes:
 
 
 def decode(line: bytes) -> Any:
-    """What a line of JSON says; `ValueError` where it is none."""
+    """Parse a line of JSON; `ValueError` where it is none."""
     return decode_json(line.decode())
 
 

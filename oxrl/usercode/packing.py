@@ -1,4 +1,4 @@
-"""What Python gives, as bytes for a worker and back."""
+"""Objects that Python gives, as bytes for a worker and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SENT = 1 << 26
 
 
 def packed(value: object) -> Json | None:
-    """What a worker makes the same of; None where it cannot leave this process.
+    """Pack an object so that a worker can make the same; None where it cannot leave this process.
 
     A module that a worker would not find is sent with it: what lies in `__main__`, in a notebook,
     or in a file that was loaded by its path.
@@ -45,7 +45,7 @@ def packed(value: object) -> Json | None:
 
 
 def unpacked(message: Json) -> Any:
-    """What `packed` made a message of.
+    """Unpack what `packed` made a message of.
 
     Raises:
         Exception: whatever importing the modules that it needs raises.
@@ -57,7 +57,7 @@ def unpacked(message: Json) -> Any:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Whether a fresh process finds the module by its name, in the same place."""
+    """True if a fresh process finds the module by its name, in the same place."""
     if module.__name__ == "__main__":
         return True  # cloudpickle sends what lies there of its own accord
     top = module.__name__.partition(".")[0]

@@ -14,7 +14,7 @@ from oxrl.types import Names, Objects, Values
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a function takes.
+    """The parameters of a function.
 
     by_place: names of what may be given by its place, in order. by_name: of what may only be given
     by its name. needed: those without a default. any_place, any_name: it has *, or **.
@@ -34,7 +34,7 @@ class Signature:
         return (*self.by_place, *self.by_name)
 
     def has(self, name: str) -> bool:
-        """Whether a parameter is called that.
+        """True if a parameter is called that.
 
         Args:
             name: without an underscore in front.
@@ -42,7 +42,7 @@ class Signature:
         return any(_plain(own) == name for own in self.names)
 
     def needs_beside(self, names: Iterable[str]) -> Names:
-        """What a caller would have to pass beside what it can.
+        """List the parameters that a caller would have to pass beside those that it can.
 
         Args:
             names: that a caller can pass.
@@ -55,7 +55,7 @@ class Signature:
         return tuple(name for name in needed if name not in known)
 
     def taken_of(self, values: Objects) -> Values:
-        """Of some values those that the function takes, by the names it has for them.
+        """Choose the values that the function takes, by the names that it has for them.
 
         Args:
             values: by name, without an underscore in front.

@@ -24,7 +24,7 @@ class NotLoaded(Exception):
 
 
 def load_request(kind: Kind, name: str, options: Objects) -> Json:
-    """What a process is asked first.
+    """Make the first request to a process.
 
     Args:
         kind: of code.

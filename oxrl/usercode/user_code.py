@@ -49,7 +49,7 @@ def split_place(name: str, forms: str, known: Iterable[str]) -> tuple[Path, str]
 
 
 def why_not_defined(path: Path, name: str) -> str:
-    """Why the file at `path` does not define `name`; empty where it may."""
+    """Say why the file at `path` does not define `name`; empty where it may."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
@@ -109,7 +109,7 @@ def capped(text: str, most: int) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; user code may raise one that cannot even say that."""
+    """Return an exception's text; user code may raise one that cannot even say that."""
     try:
         return str(error)
     except Exception as second:  # noqa: BLE001 - `__str__` is the user's

@@ -25,7 +25,7 @@ LAST_WORDS_S = 1.0
 
 
 class Printed:
-    """What the processes of a pool print, written to the log up to MOST_PRINTED characters.
+    """The output of a pool's processes, written to the log up to MOST_PRINTED characters.
 
     Args:
         who: prints, in the log: "a reward worker".
@@ -100,11 +100,11 @@ class Worker:
 
     @property
     def usable(self) -> bool:
-        """Whether it is there and silent, as a worker that was asked nothing has to be."""
+        """True if it is there and silent, as a worker that was asked nothing has to be."""
         return not self._ended and self.channel.silent
 
     def ends_by_itself(self, patience_s: float) -> bool:
-        """Whether the process ends within `patience_s` seconds."""
+        """Wait for the process to end; True if it does within `patience_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
         return self.process.returncode is not None
