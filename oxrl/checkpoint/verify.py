@@ -110,7 +110,7 @@ def verify_checkpoint(path: Path, look_at_parts: PartsLook = every_part) -> list
 
 
 def why_not_best(run: Path, step: int) -> str:
-    """Why `run/best` is not the best of the steps up to `step`; empty where it is, or may be."""
+    """Say why `run/best` is not the best of the steps up to `step`; empty if it is, or may be."""
     best = run / "best"
     if not best.is_dir() or best.is_symlink():
         return "it is gone"
