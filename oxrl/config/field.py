@@ -71,7 +71,7 @@ def aka(*names: str, note: str = "", values: Objects = MappingProxyType({})) -> 
 
 
 class Bounds(TypedDict, total=False):
-    """What a field's values are held to."""
+    """The bounds that a field's values are held to."""
 
     ge: float
     gt: float
@@ -235,7 +235,7 @@ class Section(BaseModel):
 
 
 def _boolean_and_words(field: FieldInfo) -> tuple[bool, tuple[str, ...]]:
-    """Whether a field takes true and false, and which words beside them."""
+    """Return True if a field takes true and false, and the words that it takes beside them."""
     parts = get_args(field.annotation) or (field.annotation,)
     if bool not in parts:
         return False, ()
@@ -243,7 +243,7 @@ def _boolean_and_words(field: FieldInfo) -> tuple[bool, tuple[str, ...]]:
 
 
 def fits_a_path(text: str) -> bool:
-    """Whether a file system may be asked about `text`, as it is about most words of a config."""
+    """True if a file system may be asked about `text`, as it is about most words of a config."""
     encoded = text.encode("utf-8", "surrogatepass")
     longest = max(map(len, encoded.split(b"/")))
     return longest <= LONGEST_NAME and len(encoded) <= LONGEST_PATH

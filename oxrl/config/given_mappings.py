@@ -14,7 +14,7 @@ from oxrl.flat_config import PARTS
 
 
 def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
-    """What is written, as of a file, of sections and fields that a program holds as mappings.
+    """Make a source, as of a file, from sections and fields that a program holds as mappings.
 
     Args:
         name: where they come from, for errors.

@@ -100,7 +100,7 @@ def _refuse(problems: list[Problem], source: Source, cfg: Config) -> NoReturn:
 
 
 def _source_of(cfg: Config) -> Source:
-    """What a configuration made in Python says: the fields that differ from their defaults."""
+    """Make a source of a configuration made in Python: its fields that are not at their default."""
     source = Source(file="the configuration")
     for section in type(cfg).model_fields:
         given = getattr(cfg, section)

@@ -13,7 +13,7 @@ from oxrl.runs.targets import named_run
 
 
 def _taken(name: str) -> str:
-    """What a name stands for: of a run the checkpoint that is taken, else itself."""
+    """Return what a name stands for: of a run the checkpoint that is taken, else itself."""
     run = named_run(name) if name else None
     if run is None:
         return name
@@ -30,7 +30,7 @@ Learned = Annotated[str, AfterValidator(_taken)]
 
 
 def told_origin(name: str) -> str:
-    """That a model lies in the directory of a run, in words; empty where it does not."""
+    """Say that a model lies in the directory of a run; empty where it does not."""
     # A name such as builtin:tiny is in no folder, though a path of that name would be in this one.
     if not (Path(name).exists() and any(map(is_run, Path(name).parents[:2]))):
         return ""

@@ -54,7 +54,7 @@ def _apply_override(override: str, path: str, source: Source) -> None:
 
 
 def _override_node(text: str) -> Node:
-    """What an override gives a field.
+    """Parse the value that an override gives a field.
 
     Raises:
         ConfigError: it is no YAML.

@@ -1,4 +1,4 @@
-"""What a section `reward` asks for: one reward or the parts of one, each with its own settings."""
+"""The reward that a section `reward` asks for: one, or parts, each with its own settings."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
 
 
 def runs_in_actors(cfg: Config, asked: AskedReward) -> bool:
-    """Whether it is a reward model that scores in Ray actors."""
+    """True if it is a reward model that scores in Ray actors."""
     return cfg.reward.actors > 0 and is_folder(asked)
 
 
 def runs_beside_policy(cfg: Config, asked: AskedReward) -> bool:
-    """Whether it is a reward model that scores on the run's device, in the process that trains.
+    """True if it is a reward model that scores on the run's device, in the process that trains.
 
     Where several processes train, it scores in Ray actors, or on the CPU of workers.
     """
@@ -80,12 +80,12 @@ def runs_beside_policy(cfg: Config, asked: AskedReward) -> bool:
 
 
 def is_folder(asked: AskedReward) -> bool:
-    """Whether it is a reward model."""
+    """True if it is a reward model."""
     return asked.name not in ("", CODE, JUDGE) and Path(asked.name).is_dir()
 
 
 def _code_options(name: str, reward: RewardConfig) -> dict[str, object]:
-    """What the section's fields say of the reward `code`; nothing of any other."""
+    """Return what the section's fields say of the reward `code`; empty for any other."""
     if name != CODE:
         return {}
     return {argument: getattr(reward, field) for field, argument in CODE_OPTIONS.items()}

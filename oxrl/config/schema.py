@@ -87,7 +87,7 @@ class Config(Section):
 
     @property
     def sampling_process(self) -> bool:
-        """Whether a process of its own samples, on this machine and without Ray."""
+        """True if a process of its own samples, on this machine and without Ray."""
         engine = self.inference_engine
         return SAMPLING_ENGINES[engine.name].own_process and not engine.actors
 
@@ -98,7 +98,7 @@ class Config(Section):
 
     @property
     def scores_nothing(self) -> bool:
-        """Whether no response is scored: samples are those of another run, evaluations are none."""
+        """True if no response is scored: samples are another run's, and nothing is evaluated."""
         return self.rollout.from_samples is not None and self.data.eval is None
 
     @property
@@ -156,7 +156,7 @@ def _action_tokens(values: GivenValues) -> int:
 
 
 def _fields(values: GivenValues, section: str) -> GivenValues:
-    """What `values` say of a section; nothing where that is no mapping."""
+    """Return the values of a section; empty where they are no mapping."""
     found = values.get(section)
     return cast(GivenValues, found) if isinstance(found, Mapping) else {}
 

@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass
 class Source:
-    """What the user wrote: section -> field -> value, and where each dotted path was written.
+    """The values that the user wrote: section -> field -> value, and the place of each dotted path.
 
     `taken_back` are fields that the file sets, and an override takes back; `foreign` are values of
     the file under names that are none of ours.
@@ -65,24 +65,24 @@ class Source:
 
     @property
     def directory(self) -> Path:
-        """Where the run will be; a wrong name of it is found by the checks."""
+        """The place where the run will be; a wrong name of it is found by the checks."""
         section = self.values.get("run", {})
         place = section.get("dir")
         return Path(str(place)) if place else Path("runs") / str(section.get("name"))
 
     def written(self, path: str) -> bool:
-        """Whether the field of this dotted name was given a value, under names of ours."""
+        """True if the field of this dotted name was given a value, under names of ours."""
         section, _, name = path.partition(".")
         return name in self.values.get(section, {})
 
     def switched_off(self, path: str) -> bool:
-        """Whether the field of this dotted name is null by name, or was taken back."""
+        """True if the field of this dotted name is null by name, or was taken back."""
         section, _, name = path.partition(".")
         unwritten = None if path in self.taken_back else UNSET
         return self.values.get(section, {}).get(name, unwritten) is None
 
     def place(self, path: str) -> str:
-        """Where a field was written, or else what it would stand in."""
+        """Return the place where a field was written, or else where it would stand."""
         while path and path not in self.where:
             path = path.rpartition(".")[0]
         return self.where.get(path, self.file)

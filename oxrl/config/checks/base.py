@@ -1,4 +1,4 @@
-"""What a check is: a generator of problems."""
+"""The form of a check: a generator of problems."""
 
 from __future__ import annotations
 

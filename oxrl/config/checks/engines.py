@@ -1,4 +1,4 @@
-"""What trains and what samples: ranks, stages and devices."""
+"""Checks of the engines that train and that sample: ranks, stages and devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_ranks(cfg: Config) -> Problems:
 
 
 def check_optimizer(cfg: Config) -> Problems:
-    """What steps the weights, where the engine can, and masters of weights that have some."""
+    """Check that the engine has the optimizer, and masters of weights that need some."""
     engine = cfg.train.engine
     able = " or ".join(name for name, row in TRAINING_ENGINES.items() if row.without_masters)
     if cfg.train.optimizer not in engine.optimizers:
@@ -110,7 +110,7 @@ def check_sampling_process(cfg: Config) -> Problems:
 
 
 def check_samplers(cfg: Config) -> Problems:
-    """What samples has the processes and devices that it needs."""
+    """Check that samplers have the processes and devices that they need."""
     engine = cfg.inference_engine
     colocated = engine.placement == "colocated"
     if colocated and engine.actors > cfg.run.training_gpus:

@@ -1,4 +1,4 @@
-"""What the features of a row need: groups here, of which nearly every row has some."""
+"""The needs of a row's features: groups here, which nearly every row has some of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_groups(cfg: Config) -> Problems:
 
 
 def check_features(cfg: Config) -> Problems:
-    """What the row adds to its cells has what it needs."""
+    """Check that what the row adds to its cells has what it needs."""
     for need in cfg.train.row.needs:
         if need == GROUPS.name:
             yield from check_groups(cfg)

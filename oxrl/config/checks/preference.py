@@ -33,7 +33,7 @@ def check_preference(cfg: Config) -> Problems:
 
 
 def _why_not_added(name: str, algorithm: str) -> str:
-    """Why the addable loss `name` cannot be added to `algorithm`; empty where it can."""
+    """Say why the addable loss `name` cannot be added to `algorithm`; empty where it can."""
     method = METHODS[algorithm]
     if method.unpaired:
         return "is a loss of pairs"

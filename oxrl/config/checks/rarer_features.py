@@ -1,4 +1,4 @@
-"""What the features need that few rows have."""
+"""The needs of features that few rows have."""
 
 from __future__ import annotations
 

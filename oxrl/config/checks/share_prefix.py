@@ -15,7 +15,10 @@ FIELD = "train.share_prefix"
 
 
 class Obstacle(NamedTuple):
-    """Why prompts cannot be read once; what else than giving it up would help; which field says."""
+    """A reason why prompts cannot be read once.
+
+    why: the reason. instead: what else than giving it up would help. field: the one that says so.
+    """
 
     why: str
     instead: str
@@ -23,12 +26,12 @@ class Obstacle(NamedTuple):
 
 
 def sharing_is_read(cfg: Config) -> bool:
-    """Whether the recipe has rows of one prompt."""
+    """True if the recipe has rows of one prompt."""
     return cfg.recipe in COMPARING
 
 
 def open_choice(cfg: Config) -> bool:
-    """Whether there is anything to choose: another recipe does not have the field."""
+    """True if there is anything to choose: another recipe does not have the field."""
     return sharing_is_read(cfg) and cfg.train.share_prefix == "auto"
 
 

@@ -76,7 +76,7 @@ def stored_steps(folder: Path) -> list[int]:
 
 
 def _why_no_samples(recorded: Json) -> str:
-    """Why a run has no samples to train on."""
+    """Say why a run has no samples to train on."""
     again = "run it again with run.record=tokens; --rollout-only is enough of it"
     if "rollout.n_samples" not in recorded:
         return "is a run that sampled nothing: name one of reinforcement learning"

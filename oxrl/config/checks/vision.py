@@ -13,7 +13,7 @@ REMOTE = ("http://", "https://")
 
 
 def check_images(cfg: Config) -> Problems:
-    """Where images come from, how large they are, and what of their model is frozen."""
+    """Check where images come from, how large they are, and what of their model is frozen."""
     family = vision_family(cfg.model.name)
     if family is None:
         return

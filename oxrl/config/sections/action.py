@@ -82,12 +82,12 @@ class ActionConfig(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the actions of a discrete space."""
+        """The names of the actions of a discrete space."""
         return tuple(name.strip() for name in self.choices.split(",") if name.strip())
 
     @property
     def exists(self) -> bool:
-        """Whether turns are actions."""
+        """True if turns are actions."""
         return bool(self.names) or self.size > 0
 
     @property

@@ -27,7 +27,7 @@ BATCHES = (
 
 
 class DataConfig(Section):
-    """What is read from disk. Relative paths are relative to the current directory."""
+    """The data that is read from disk. Relative paths are relative to the current directory."""
 
     train: Annotated[str, Len(1)] | Annotated[dict[str, Annotated[float, Gt(0)]], Len(1)] = setting(
         ...,

@@ -8,7 +8,7 @@ from oxrl.config.field import Section, setting
 
 
 class DeepSpeedConfig(Section):
-    """How DeepSpeed divides the memory of training (`train.backend: deepspeed`)."""
+    """The division of memory by DeepSpeed in training (`train.backend: deepspeed`)."""
 
     zero_stage: int = setting(
         3,
@@ -25,9 +25,7 @@ class DeepSpeedConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """How DeepSpeed divides the memory of a reference model, which only answers (`train.backend:
-    deepspeed`).
-    """
+    """The division of a reference model's memory by DeepSpeed (`train.backend: deepspeed`)."""
 
     zero_stage: Literal[0, 3] = setting(
         3, "3: weights are cut up over ranks; 0: every rank holds all of them."

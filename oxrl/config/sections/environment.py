@@ -9,7 +9,7 @@ from oxrl.config.field import Section, aka, setting
 
 
 class EnvironmentConfig(Section):
-    """What answers the policy, turn by turn; without a name there is none, and one turn."""
+    """The environment that answers the policy; without a name there is none, and one turn."""
 
     name: str = setting(
         "",

@@ -6,7 +6,7 @@ from oxrl.config.field import Section, setting
 
 
 class FsdpConfig(Section):
-    """How FSDP2 divides the memory of training (`train.backend: fsdp`)."""
+    """The division of memory by FSDP2 in training (`train.backend: fsdp`)."""
 
     offload_optimizer: bool = setting(
         False,

@@ -62,7 +62,7 @@ class RewardPart(Section):
 
 
 class RewardConfig(Section):
-    """What scores a response."""
+    """The reward that scores a response."""
 
     name: Learned = setting(
         "",
@@ -192,12 +192,12 @@ class RewardConfig(Section):
 
     @property
     def exists(self) -> bool:
-        """Whether there is a reward at all: one, or several parts."""
+        """True if there is a reward at all: one, or several parts."""
         return bool(self.name or self.parts)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What scores: the name of the one reward, or of each part; empty without a reward."""
+        """The name of the one reward, or of each part; empty without a reward."""
         if self.parts:
             return tuple(part.name for part in self.parts.values())
         return (self.name,) if self.name else ()

@@ -26,7 +26,7 @@ TEMPERATURE = (
 
 
 class RolloutConfig(Section):
-    """What is sampled for training, and for evaluation where the name says so."""
+    """The sampling for training, and for evaluation where the name says so."""
 
     temperature: float = setting(
         1.0,
@@ -163,7 +163,7 @@ class RolloutConfig(Section):
 
 
 class EngineConfig(Section):
-    """What samples."""
+    """The engine that samples."""
 
     name: SamplingEngineName = setting(
         "local",

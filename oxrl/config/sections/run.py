@@ -24,7 +24,7 @@ LONGEST_S = 604800.0
 
 
 class RunConfig(Section):
-    """What the run is called, how long it lasts, where it runs and what it keeps."""
+    """The name of the run, its length, the place where it runs and what it keeps."""
 
     name: str = setting(
         ...,
@@ -292,7 +292,7 @@ class RunConfig(Section):
 
     @property
     def waits(self) -> Deadlines:
-        """How long each phase may keep others waiting."""
+        """The longest time that each phase may keep others waiting."""
         alike = Deadlines.alike(self.deadline_s, self.seconds_per_gb)
         return replace(alike, seconds={**alike.seconds, **self.deadlines})
 

@@ -485,12 +485,12 @@ class TrainConfig(Section):
         return TRAINING_ENGINES[self.backend]
 
     def value(self, number: Number[T]) -> T:
-        """What a number of the tables is in this run; the recipe's rows can read it."""
+        """Return the value of a number of the tables in this run; the recipe's rows can read it."""
         return getattr(self, number.key)
 
 
 def is_own(loss: str) -> bool:
-    """Whether `train.loss` is a user's, and none of the table."""
+    """True if `train.loss` is a user's, and none of the table."""
     return loss not in cell_names("gate")
 
 
