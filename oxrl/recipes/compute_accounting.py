@@ -1,4 +1,4 @@
-"""What the operations of a step went into: learning, or padding, repeats and vain rows.
+"""The operations of a step by what they went into: learning, or padding, repeats and vain rows.
 
 Counted from what is handed over (samples, rows, micro-batches), never measured, so that two runs
 have the same numbers. Nothing is counted twice: padding first, then tokens of prompts that were
@@ -93,7 +93,7 @@ def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
 
 
 def _beginnings(inputs: TokenBatch, lengths: Tensor, group_ids: Tensor) -> list[Beginning]:
-    """Of every row its group, and its first `lengths` tokens."""
+    """List each row's group, and its first `lengths` tokens."""
     rows = zip(group_ids.tolist(), inputs.tokens.tolist(), lengths.tolist(), strict=True)
     return [(group, *row[:length]) for group, row, length in rows]
 
@@ -181,7 +181,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerInputs:
-    """What a ledger is built from.
+    """The inputs that a ledger is built from.
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
     budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
@@ -207,7 +207,7 @@ class LedgerInputs:
 
     @property
     def counted(self) -> ModelWork:
-        """Where the model's sizes are unknown, tokens: then only shares are told."""
+        """The work that is counted: tokens where sizes are unknown, which is enough for shares."""
         return self.work or ModelWork(body=1.0)
 
 
@@ -315,7 +315,7 @@ class Ledger:
             raise_by(self._floors, phase, operations / self._given.speed.flops)
 
     def against_floor(self, seconds: Metrics) -> Metrics:
-        """How far the step is from what the machine could do at best; of `Clock.derive`.
+        """Measure how far the step is from what the machine could do at best; of `Clock.derive`.
 
         Args:
             seconds: of the step, by phase.

@@ -60,7 +60,7 @@ class Learner(ABC, Generic[Unit]):
 
     @abstractmethod
     def evaluate(self, held_out: LookedAt[Unit]) -> Metrics:
-        """How the weights as they are do on other rows."""
+        """Measure how the weights as they are do on other rows."""
 
 
 class OfflineMachine(NamedTuple, Generic[Unit]):
@@ -138,7 +138,7 @@ class LookedAt(NamedTuple, Generic[Unit]):
 
 
 def forget_lost_best(session: Session, progress: RowsProgress) -> None:
-    """Where `best/` is not what the checkpoint's best score is of, it is written anew."""
+    """Forget the best score where `best/` is not the model that had it: it is written anew."""
     problem = ""
     if progress.best is not None and session.ranks.first:
         from oxrl.checkpoint.verify import why_not_best  # a run that begins has none

@@ -1,4 +1,4 @@
-"""What a preference loss needs to know of the whole batch, from one forward before the step.
+"""The statistics of the whole batch that a preference loss needs, from one forward before the step.
 
 `STATISTICS` names a function per extra tensor of a loss; each returns the batch with that tensor in
 it. Sums are per row, [2 * N] or [B]; whatever is per pair is [N]; all in nats.

@@ -1,4 +1,4 @@
-"""How well a policy orders held-out completions, by its implicit reward."""
+"""The evaluation of a policy by how well its implicit reward orders held-out completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oxrl.types import Metrics
 def evaluate_pairs(
     objective: PreferenceObjective, data: LookedAt[Judged], rows_per_batch: int
 ) -> Metrics:
-    """How often the implicit reward puts the better completion first, a tie counting one half.
+    """Measure how often the implicit reward puts the better completion first; a tie counts half.
 
     `eval/longer_wins` is what preferring the longer one would score.
     """

@@ -103,7 +103,7 @@ class ReferenceCache:
         )
 
     def _digest(self, batches: Sequence[Sequence[Judged]]) -> str:
-        """Of the weights, the tokens, what is trained and read at once, and how it is summed."""
+        """Hash the weights, the tokens, what is trained and read at once, and how it is summed."""
         tail_coeff = self._objective.numbers.get("tail_coeff")
         key = hashlib.sha256(f"{self._weights} {tail_coeff}".encode())
         for units in batches:
@@ -154,7 +154,7 @@ def write_piece(path: Path, sums: Tensor) -> None:
 
 
 def read_piece(path: Path, count: int) -> Tensor | None:
-    """What a piece holds of `count` units; None where it is damaged, which is warned of."""
+    """Read what a piece holds of `count` units; None where it is damaged, which is warned of."""
     if not path.is_file():
         return None
     try:

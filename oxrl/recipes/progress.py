@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint keeps beside weights, as JSON."""
+"""The progress of a run: what a checkpoint keeps beside weights, as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oxrl.types import Metrics
 
 @dataclass(kw_only=True)
 class Progress:
-    """Of every run.
+    """The progress of every run.
 
     step: optimizer steps done. draw: next position in the data order. line: the metrics of `step`
     until they are recorded; a signal during its evaluation leaves them here. tokens: of `line`.
@@ -26,7 +26,7 @@ class Progress:
 
 @dataclass(kw_only=True)
 class RolloutProgress(Progress):
-    """Of reinforcement learning.
+    """The progress of reinforcement learning.
 
     rollout_step: rollout steps done. samples: what became of every sample so far.
     kl_coeff: of the KL in the reward, which a feature may steer.
@@ -41,5 +41,5 @@ P = TypeVar("P", bound=Progress)
 
 
 def crossed(every: int, before: int, after: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]; 0 means never."""
+    """True if a multiple of `every` lies in (before, after]; 0 means never."""
     return every > 0 and after // every > max(before, 0) // every

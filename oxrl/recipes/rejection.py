@@ -79,7 +79,7 @@ def sample_and_keep(asked: Rejection, session: Session, kept: Path) -> None:
 
 
 def survivors(group: Rollouts, *, keep_reward: float, most: int | None) -> list[Rollout]:
-    """Of one prompt's responses those to learn from, the best first.
+    """Choose the responses of one prompt to learn from, the best first.
 
     They ended by themselves, and each text counts once.
 

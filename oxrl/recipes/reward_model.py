@@ -48,7 +48,7 @@ class OutcomeLearner(Learner[Judged]):
         )
 
     def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
-        """How often the better completion scores higher (a tie counts half), and by how much."""
+        """Measure how often, and by how much, the better completion scores higher (a tie: half)."""
         found: list[Tensor] = []
         for units in held_out.batches(self.rows_per_step):
             inputs = to_preference_batch(units, self.pad_id, images=self.images).inputs
@@ -69,7 +69,7 @@ class ProcessLearner(Learner[Steps]):
         return metrics, float(batch.inputs.attention_mask.sum())
 
     def evaluate(self, held_out: LookedAt[Steps]) -> Metrics:
-        """How often a step is judged right, and how often the commoner verdict would be."""
+        """Measure how often a step is judged right, and how often the commoner verdict would be."""
         verdicts: list[Tensor] = []
         labels: list[Tensor] = []
         for units in held_out.batches(self.rows_per_step):

@@ -245,7 +245,7 @@ def policy_gradients(machine: Machine, batch: PolicyBatch, *, first: bool) -> Me
 def batch_metrics(
     rollouts: RolloutBatch, shaped: RolloutBatch, batch: PolicyBatch, progress: RolloutProgress
 ) -> Metrics:
-    """What the rows trained on say, shared by the lines of their optimizer steps."""
+    """Compute the metrics of the rows trained on, shared by the lines of their optimizer steps."""
     mask = rollouts.inputs.response_mask
     metrics = data_metrics(mask, rollouts.truncated, rollouts.rewards)
     metrics |= staleness_metrics(rollouts.versions, mask, version=progress.step)

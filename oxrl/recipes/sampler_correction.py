@@ -47,7 +47,7 @@ class SamplerCorrection:
 
 
 def bind_correction(algorithm: Algorithm, features: Sequence[Feature]) -> SamplerCorrection | None:
-    """What weighs tokens in the loss; None where a feature decides before the update."""
+    """Make what weighs tokens in the loss; None where a feature decides before the update."""
     if any(feature.corrects_whole_step for feature in features):
         return None
     current_policy = any(feature.corrects_current_policy for feature in features)
@@ -55,7 +55,7 @@ def bind_correction(algorithm: Algorithm, features: Sequence[Feature]) -> Sample
 
 
 def correction_level(algorithm: Algorithm) -> Level | None:
-    """Of the ratios that the correction's weights are; None where they are 0 or 1."""
+    """Return the level of the ratios that the correction weighs by; None if weights are 0 or 1."""
     if algorithm.row.correction in ("truncate", "mask"):
         return algorithm.value(CORRECTION_LEVEL)
     return None

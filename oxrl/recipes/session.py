@@ -1,4 +1,4 @@
-"""What every training loop does around its maths: records, checkpoints, signals, the console."""
+"""The surroundings of every training loop's maths: records, checkpoints, signals, the console."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ class Session:
             self._console.work(what, done, total, unit=unit, rate=rate)
 
     def stopping(self) -> bool:
-        """Whether a signal asked the run to stop."""
+        """True if a signal asked the run to stop."""
         return bool(self.stop)
 
     def restore(self, engines: SavedEngines, fresh: P) -> P:
-        """Where to go on: the newest whole checkpoint, engines loaded and records cut back to it.
+        """Find where to go on: load the newest whole checkpoint, and cut records back to it.
 
         Args:
             engines: subdirectory of a checkpoint -> what is stored there.
@@ -189,7 +189,7 @@ class Session:
         save_best(self.run.path, step, engine.save)
 
     def eval_due(self, before: int, step: int) -> bool:
-        """Whether an evaluation belongs between optimizer steps `before` and `step`."""
+        """True if an evaluation belongs between optimizer steps `before` and `step`."""
         return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
 
     def note_score(self, progress: Progress, found: float | None, *, lower: bool = False) -> None:

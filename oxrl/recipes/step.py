@@ -14,7 +14,7 @@ from oxrl.types import LossFn, Metrics, Output, Tensors, TrainBatch, Want
 
 
 class Gradients(NamedTuple):
-    """What came of adding a gradient.
+    """The results of adding a gradient.
 
     output: what the model said. metrics: `update/loss` and the loss's own, over the whole batch.
     finite: nothing in the batch, the output or the loss is NaN or infinite.

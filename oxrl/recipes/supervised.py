@@ -110,7 +110,7 @@ def to_supervised_batch(
 
 
 def _shown(row: Sequence[Example]) -> tuple[str, tuple[str, ...]]:
-    """What a row is called, and the images that its examples show."""
+    """Return the name of a row, and the images that its examples show."""
     names = tuple(name for example in row for name in example.images)
     return " + ".join(example.uid for example in row), names
 

@@ -1,4 +1,4 @@
-"""What rows of the table add to the loop beyond their cells, one file each; `FEATURES` names them.
+"""The additions of rows to the loop beyond their cells, one file each; `FEATURES` names them.
 
 A new feature is a class here, a name in `FEATURES`, and its meaning in `oxrl.tables.policy`.
 """

@@ -1,4 +1,4 @@
-"""What a row of the table can add to the training loop beyond its cells: one small class each.
+"""The base of features: what a row of the table can add to the training loop beyond its cells.
 
 A feature overrides only the hooks it needs; the loop calls every hook of every feature of the row,
 in the order in which the hooks stand here.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureInputs:
-    """What a feature is built from.
+    """The inputs that a feature is built from.
 
     row: of the table. train: its numbers. max_tokens: longest response.
     policy, critic, reference: engines; None where the run has none. The reference is one whose
@@ -45,7 +45,7 @@ class FeatureInputs:
 
 
 class Prepared(NamedTuple):
-    """What is known of a rollout batch when its policy batch has been prepared.
+    """The facts known of a rollout batch when its policy batch has been prepared.
 
     said: the policy before the update, None where nobody asked. returns: [B, T] for a critic.
     seed: of random choices over the whole batch. version: of the weights before the update.
@@ -109,7 +109,7 @@ class Feature:
         return {}
 
     def holds_policy(self, step: int) -> bool:
-        """Whether the policy stays as it is in optimizer step `step`."""
+        """True if the policy stays as it is in optimizer step `step`."""
         return False
 
     def optim_step(self, *, skip: bool) -> Metrics:
@@ -117,7 +117,7 @@ class Feature:
         return {}
 
     def saved(self) -> dict[str, Saved]:
-        """What a checkpoint holds of it: subdirectory -> what is stored there."""
+        """Return what a checkpoint holds of it: subdirectory -> what is stored there."""
         return {}
 
     def after_updates(self, before: int, step: int) -> None:

@@ -64,7 +64,7 @@ def find_feature(name: str) -> UserCode:
 
 
 def _why_no_feature(made: type) -> str:
-    """Why a class can be no feature; empty if it can."""
+    """Say why a class can be no feature; empty if it can."""
     if not issubclass(made, Feature):
         return f"{made.__name__} has not Feature as its base"
     known = (*RETURNS, *SETTINGS)
@@ -181,7 +181,7 @@ class OwnFeature(Feature):
         self._ask("after_updates", before, step)
 
     def saved(self) -> dict[str, Saved]:
-        """What it keeps over a resume, if it has `save` and `load`."""
+        """Return what it keeps over a resume, if it has `save` and `load`."""
         made = self._code.value
         if not (hasattr(made, "save") and hasattr(made, "load")):
             return {}
@@ -196,7 +196,7 @@ class OwnFeature(Feature):
         return found
 
     def message(self) -> Any:
-        """What another process makes the same of; see UserCode."""
+        """Return the message from which another process makes the same; see UserCode."""
         return (self._name, self._code.message())
 
     def __getstate__(self) -> Any:
@@ -209,7 +209,7 @@ class OwnFeature(Feature):
 
 
 class Kept:
-    """What a feature of the user's writes into checkpoints, and reads from them."""
+    """The state that a feature of the user's writes into checkpoints, and reads from them."""
 
     def __init__(self, code: UserCode) -> None:
         self._code = code

@@ -1,4 +1,4 @@
-"""What the policy said of every token when it learned from it, kept beside the batch for reports.
+"""The policy's numbers for every token when it learned from it, kept beside the batch for reports.
 
 `rollouts/step_<8 digits>.update.safetensors`, with `run.record: tokens`: of the batch that was
 sampled after so many optimizer steps, [B, T] each, rows as in the file of the batch. Where a batch

@@ -13,7 +13,7 @@ from oxrl.types import PolicyBatch
 
 
 class TokenSelection(Feature):
-    """What the row's gate reads of the whole batch, as signals of the policy batch."""
+    """The signals of the whole batch that the row's gate reads, put into the policy batch."""
 
     want_before = frozenset({"logprobs"})
 
