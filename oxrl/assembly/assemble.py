@@ -144,7 +144,7 @@ def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
 
 
 def build_delivery(assembly: Assembly, engines: Engines) -> Delivery:
-    """How the policy's weights reach the sampler, and are proved to."""
+    """Build the delivery of the policy's weights to the sampler, with its proof."""
     policy = engines.trainers["policy"]
     if engines.shared:
         return SharedWeights(policy, engines.sampler, assembly.part_sent)
@@ -176,7 +176,7 @@ def build_all_features(assembly: Assembly, engines: Engines) -> list[Feature]:
 
 
 def features_of_row(assembly: Assembly, engines: Engines) -> list[Feature]:
-    """What row and user add to the loop beyond the row's cells; many add nothing."""
+    """Build what row and user add to the loop beyond the row's cells; many add nothing."""
     train = assembly.cfg.train
     if FEATURES.keys().isdisjoint(train.row.needs) and not train.features:
         return []
@@ -253,7 +253,7 @@ def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shar
 
 
 def speed_of(assembly: Assembly) -> MachineSpeed | None:
-    """Of the device that a run of one process computes on; None where it has several."""
+    """Measure the device that a run of one process computes on; None where it has several."""
     if assembly.cfg.train.backend != "local" or assembly.cfg.samplers:
         return None
     return machine_speed(assembly.device, assembly.dtype)
@@ -384,7 +384,7 @@ def chosen_parts(parts: RolloutParts, features: Sequence[Feature]) -> RolloutPar
 
 
 def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
-    """Where rollouts come from: one step after the other, sampled ahead of training, or stored."""
+    """Build the source of rollouts: step after step, sampled ahead of training, or stored."""
     # Each is imported where a run has it.
     if cfg.rollout.from_samples is not None:
         from oxrl.rollouts.whole_samples import StoredRollouts
@@ -421,7 +421,7 @@ def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
 
 
 def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
-    """What every row that is trained on has to satisfy."""
+    """Build the rules that every row that is trained on has to satisfy."""
     rollout = assembly.cfg.rollout
     return RowRules(
         pad_id=assembly.pad_id,

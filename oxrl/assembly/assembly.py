@@ -58,7 +58,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Limits(NamedTuple):
-    """What a model and its tokenizer bound.
+    """The limits that a model and its tokenizer set.
 
     longest: prompt, in tokens. stop_token_ids: end a response. context: tokens that the model
     reads. None: unlimited. never: tokens that stand for images.
@@ -274,7 +274,7 @@ class Assembly:
         return self.policy_to_train(cpu) if self.part_sent == "adapter" else self.model(device=cpu)
 
     def cuts_weights(self, *, trained: bool = True) -> bool:
-        """Whether the training engine cuts every weight up over its ranks.
+        """True if the training engine cuts every weight up over its ranks.
 
         Each rank then reads its own pieces of the model's files.
         """

@@ -1,4 +1,4 @@
-"""How weights reach a sampler that has weights of its own, and are proved to."""
+"""The delivery of weights to a sampler that has weights of its own, and its proof."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def proved_delivery(
     limits: Limits,
     transport: WeightTransport | None = None,
 ) -> WeightSync:
-    """How the policy's weights reach the sampler, and are proved to.
+    """Build the delivery of the policy's weights to the sampler, with its proof.
 
     Args:
         limits: of the policy's model.

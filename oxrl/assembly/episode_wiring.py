@@ -43,12 +43,12 @@ def environment_pool(cfg: Config) -> EnvironmentPool:
 
 
 def splits(cfg: Config) -> bool:
-    """Whether rows begin where the template rewrites what was read."""
+    """True if rows begin where the template rewrites what was read."""
     return cfg.rollout.rewritten_history == "split"
 
 
 def image_names(name: str, store: ImageStore | None) -> NameImages:
-    """What gives the images of an environment their names.
+    """Return the function that gives the images of an environment their names.
 
     Args:
         name: of the environment.
@@ -58,7 +58,7 @@ def image_names(name: str, store: ImageStore | None) -> NameImages:
 
 
 def no_images(name: str, messages: list[Message]) -> list[Message]:
-    """What an environment says to a model that reads text alone.
+    """Return an environment's messages to a model that reads text alone.
 
     Raises:
         ValueError: it shows an image.
@@ -72,7 +72,7 @@ def no_images(name: str, messages: list[Message]) -> list[Message]:
 
 
 def begun(name: str, opened: Opening, named: NameImages) -> Opening:
-    """How an environment began, with the names of the images that it shows.
+    """Return how an environment began, with the names of the images that it shows.
 
     Raises:
         EnvironmentDefinitionError: one of them cannot be shown to the model.

@@ -24,11 +24,11 @@ UNKNOWN = 4096
 
 
 class ByRule(int):
-    """What auto came to: rows are then cut where that saves padding, too."""
+    """The number that auto came to: rows are then cut where that saves padding, too."""
 
 
 def by_rule(cfg: Config) -> bool:
-    """Whether `train.micro_batch_tokens` is auto, or was before it was settled."""
+    """True if `train.micro_batch_tokens` is auto, or was before it was settled."""
     tokens = cfg.train.micro_batch_tokens
     return tokens == "auto" or isinstance(tokens, ByRule)
 
@@ -44,7 +44,7 @@ def micro_batch_tokens(cfg: Config, *, on_cpu: bool) -> int:
 
 
 def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
-    """What auto comes to, and why.
+    """Return what auto comes to, and why.
 
     Args:
         on_cpu: where the model is computed.

@@ -1,5 +1,5 @@
-"""What a run reads besides its configuration, pinned so that a resume goes on with the same bytes:
-data, reward, models, templates and losses of the user's own.
+"""The inputs of a run besides its configuration, pinned so that a resume goes on with the same
+bytes: data, reward, models, templates and losses of the user's own.
 """
 
 from __future__ import annotations

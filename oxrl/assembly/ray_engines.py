@@ -84,7 +84,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
 @contextmanager
 def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
-    """What a training actor builds, in an environment that says which rank it is."""
+    """Build the trainers of a training actor, in an environment that says which rank it is."""
     with joined_ranks(Assembly(cfg).device, cfg.run.waits) as ranks:
         yield Assembly(cfg, ranks).trainers()
 
