@@ -1,4 +1,4 @@
-"""What answers a policy in an episode of several turns; what users write one from."""
+"""Environments that answer a policy in episodes of several turns, and the base of users' own."""
 
 from oxrl.usercode.environments import Environment, Step, ToolUnavailable, tool
 

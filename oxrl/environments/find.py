@@ -37,7 +37,7 @@ def find_environment(name: str) -> Callable[..., Any]:
 
 
 def _as_class(code: UserCode) -> Callable[..., Any]:
-    """What makes environments of a class.
+    """Return the class that makes environments, or refuse what was found.
 
     Raises:
         EnvironmentDefinitionError: it is no class, or has not the methods of one.
@@ -63,5 +63,5 @@ def _as_class(code: UserCode) -> Callable[..., Any]:
 
 
 def _steps(made: object) -> bool:
-    """Whether a class answers turns by itself, of text or of actions."""
+    """True if a class answers turns by itself, of text or of actions."""
     return callable(getattr(made, "step", None)) or callable(getattr(made, "act", None))

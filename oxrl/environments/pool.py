@@ -53,7 +53,7 @@ class LostEpisode(Exception):
 
 
 class Opening(NamedTuple):
-    """How an environment begins: what the policy reads first, and JSON schemas of its tools."""
+    """The beginning of an episode: what the policy reads first, and JSON schemas of its tools."""
 
     messages: list[Message]
     tools: Tools
@@ -312,7 +312,7 @@ class EnvironmentPool:
                 self._idle.append(process)
 
     def started_here(self) -> bool:
-        """Whether this is the first episode of an environment that is used in this process."""
+        """True if this is the first episode of an environment that is used in this process."""
         first = not self._prepared
         self._prepared = True
         return first
