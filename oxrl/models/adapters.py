@@ -50,7 +50,7 @@ def plain_name(name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """What ADAPTER_FILE calls a parameter of an adapter."""
+    """Return the name that a parameter of an adapter has in ADAPTER_FILE."""
     return FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE
 
 

@@ -34,7 +34,7 @@ class Kind:
         return f"oxrl.{self.noun}s"
 
     def problem(self, name: str, text: str) -> OxrlError:
-        """What is wrong with the one of a name, as an error."""
+        """Return an error that says what is wrong with the one of a name."""
         return self.error(f"{self.field}={name}: {text}")
 
 

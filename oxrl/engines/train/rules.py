@@ -68,7 +68,7 @@ KINDS: Mapping[str, Kept] = MappingProxyType(
 
 
 def has_master(dtype: torch.dtype, masters: Masters) -> bool:
-    """Whether a weight that is stored as `dtype` is stepped as a float32 copy."""
+    """True if a weight that is stored as `dtype` is stepped as a float32 copy."""
     return masters == "float32" and dtype in LOW_PRECISION
 
 
