@@ -10,7 +10,6 @@ from torch import Tensor
 from oxrl.functional.advantages import (
     ADVANTAGES,
     AdvantageInputs,
-    broadcast,
     gae,
     suffix_scan,
     whiten,
@@ -20,6 +19,7 @@ from oxrl.functional.group_advantages import (
     group_normalize,
     leave_one_out,
 )
+from oxrl.functional.masks import broadcast
 
 NAN = float("nan")
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from small_runs import rl_config
 
+from oxrl.assembly.assemble import note_machine
+from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.models.flops import ModelWork
-from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, Rows, model_work, note_machine
+from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.runs.machine import MachineSpeed, machine_speed
@@ -213,7 +215,7 @@ def test_a_run_of_reinforcement_notes_how_fast_its_machine_is(tmp_path: Path) ->
         folder = cfg.run.directory
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "environment.json").write_text("{}")
-        note_machine(cfg)
+        note_machine(Assembly(cfg))
         assert (json.loads((folder / "environment.json").read_text()) != {}) == noted
 
 
