@@ -207,11 +207,11 @@ def test_a_prompt_that_packed_micro_batches_share_is_read_again_in_each_but_the_
     assert not found.padding.any()
 
 
-def test_a_run_of_reinforcement_notes_how_fast_its_machine_is(tmp_path: Path) -> None:
-    for algorithm, noted in (("sgrpo", True), ("sft", False)):
-        cfg = rl_config(tmp_path / algorithm, algorithm)
-        row = cfg.train.model_copy(update={"alg_name": algorithm})
-        cfg = cfg.model_copy(update={"train": row})
+def test_a_run_of_one_process_notes_how_fast_its_machine_is(tmp_path: Path) -> None:
+    for backend, noted in (("local", True), ("fsdp", False)):
+        cfg = rl_config(tmp_path / backend, backend)
+        train = cfg.train.model_copy(update={"backend": backend})
+        cfg = cfg.model_copy(update={"train": train})
         folder = cfg.run.directory
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "environment.json").write_text("{}")
