@@ -31,7 +31,6 @@ from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.vision import PROCESSOR, has_image_processor, vision_family
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.sample.workers import RolloutWorkers
+    from oxrl.engines.transport.base import WeightTransport
     from oxrl.models.lora import AdapterOptions
 
 log = logging.getLogger(__name__)
