@@ -58,8 +58,7 @@ def ways(level: Level) -> list[Way]:
     if level != "strict":
         return [Way(level)]
     found = [Way("namespaces", room=True)]
-    bubblewrap = shutil.which("bwrap")
-    if bubblewrap:
+    if bubblewrap := shutil.which("bwrap"):
         found.append(Way("bubblewrap", wrapper=bubblewrap_command(bubblewrap)))
     return found
 
@@ -187,8 +186,9 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(
             prefix="oxrl-sandbox-", ignore_cleanup_errors=True
         )
-        folder = FOLDER_OF_BUBBLEWRAP if way.wrapper else os.path.join(self._folder.name, "job")
+        folder = FOLDER_OF_BUBBLEWRAP
         if not way.wrapper:
+            folder = os.path.join(self._folder.name, "job")
             os.chmod(self._folder.name, 0o711)
             os.mkdir(folder)
         self._socket, theirs = socket.socketpair()
@@ -211,8 +211,8 @@ class Sandbox:
             "watch": True,
         }
         fd = self._wait_at_most(START_S)
-        plain.send(fd, bundle.sources())
-        plain.send(fd, config)
+        for message in (bundle.sources(), config):
+            plain.send(fd, message)
         said = plain.receive(fd)
         if "failed" in said:
             raise SandboxError(str(said["failed"]))

@@ -75,7 +75,7 @@ def code_reward(
         RewardDefinitionError: no level is named.
     """
     if sandbox not in LEVELS:
-        hint = did_you_mean(sandbox, LEVELS) if isinstance(sandbox, str) else ""
+        hint = did_you_mean(str(sandbox), LEVELS)
         raise RewardDefinitionError(
             f"code needs sandbox= one of {', '.join(LEVELS)}, got {sandbox!r}{hint}"
         )
@@ -197,12 +197,10 @@ def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score
         for number, found in enumerate(findings, start=1)
         if found.reason
     ]
-    reason = problems[0] if problems else ""
-    if not partial:
-        return Score(value=0.0 if problems else 1.0, reason=reason)
-    held = sum(found.held for found in findings)
-    run = sum(found.run for found in findings)
-    return Score(value=held / run, reason=reason)
+    value = float(not problems)
+    if partial:
+        value = sum(found.held for found in findings) / sum(found.run for found in findings)
+    return Score(value=value, reason=problems[0] if problems else "")
 
 
 def code_of(response: str) -> str:
@@ -249,12 +247,12 @@ def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
     fields = cast(Objects, answer) if isinstance(answer, Mapping) else {}
     if "test" in fields and "entry_point" in fields:
         entry = _text(fields, "entry_point")
-        prompt = _text(fields, "prompt") if "prompt" in fields else ""
+        prompt = _text({"prompt": "", **fields}, "prompt")
         program = {"code": code, "prompt": prompt, "entry": entry}
         tests: Json = {"test": _text(fields, "test"), "entry": entry, "prompt": prompt}
         return [Job("calls", program, tests, partial)]
     if "tests" in fields:
-        setup = _text(fields, "setup") if "setup" in fields else ""
+        setup = _text({"setup": "", **fields}, "setup")
         tests = {"tests": _texts(fields, "tests"), "setup": setup}
         return [Job("calls", {"code": code}, tests, partial)]
     cases = _cases(fields)
@@ -299,11 +297,9 @@ def _text(fields: object, name: str) -> str:
 
 def _texts(fields: Objects, name: str) -> list[str]:
     values = fields[name]
-    if _listed(values):
-        texts = [value for value in values if isinstance(value, str)]
-        if len(texts) == len(values):
-            return texts
-    raise ValueError(f'answer["{name}"] must be a list of texts with at least one')
+    if not _listed(values) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f'answer["{name}"] must be a list of texts with at least one')
+    return cast(list[str], [*values])
 
 
 @functools.cache

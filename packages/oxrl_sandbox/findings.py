@@ -79,25 +79,24 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
     if graded is not None:
         if "bad" in graded:
             return Finding(bad=graded["bad"])
-        held = graded["held"]
-        reason = graded.get("reason", "")
-        if "lost" in graded:
-            reason = f"the program {blamed or graded['lost'] or 'closed its connection'}"
+        found = {"reason": "", **graded}
+        lost = found.pop("lost", None)
+        if lost is not None:
+            found["reason"] = f"the program {blamed or lost or 'closed its connection'}"
         elif kind == "case" and blamed:
-            held = 0
-            reason = f"the program {blamed}"
-        output = graded.get("output", "")
-        return Finding(held, graded["run"], reason, starved=starved, output=output)
+            found |= {"held": 0, "reason": f"the program {blamed}"}
+        return Finding(**found, starved=starved)
     if program["full"]:
         return Finding(0, 1, f"the program {blamed}")
-    if tests["late"] and ended["waiting"]:
-        return Finding(0, 1, f"the program {reason_of(tests, limits)}", starved=starved)
     how = reason_of(tests, limits) or "ended in silence"
-    if ended["answered"]:
+    if tests["late"] and ended["waiting"]:
+        reason = f"the program {how}"
+    elif ended["answered"]:
         reason = f"the tests could not cope with what the program returned: they {how}"
-        return Finding(0, 1, reason, starved=starved)
-    bad = f"the tests {how}, before the program had answered anything"
-    return Finding(bad=bad, starved=starved)
+    else:
+        bad = f"the tests {how}, before the program had answered anything"
+        return Finding(bad=bad, starved=starved)
+    return Finding(0, 1, reason, starved=starved)
 
 
 def reason_of(ended: Json, limits: Limits) -> str:

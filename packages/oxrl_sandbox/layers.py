@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from oxrl_sandbox.client import Level, Sandbox, environment, interpreter
+from oxrl_sandbox.client import LEVELS, Level, Sandbox, environment, interpreter
 from oxrl_sandbox.findings import SandboxError
 from oxrl_sandbox.inside import filters, kernel
 from oxrl_sandbox.inside.confine import Limits
@@ -68,8 +68,7 @@ def examine() -> Iterator[tuple[str, str, str, str]]:
     """
     told = [f"{name}: {value}" for name, value in layers().items()]
     yield "ok", "sandbox layers", "; ".join(told), ""
-    levels: tuple[Level, ...] = ("strict", "basic")
-    for level in levels:
+    for level in LEVELS[:2]:
         why = why_not(level)
         text = f"works (reward.name=code reward.sandbox={level})"
         if why:

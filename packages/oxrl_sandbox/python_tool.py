@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from oxrl.environments.typed_tool import ToolFailure
 from oxrl.errors import did_you_mean
 from oxrl.usercode.environments import ToolUnavailable
@@ -56,7 +54,7 @@ class PythonTool:
         self, sandbox: str | None = None, seconds: float = 3.0, memory_mb: int = 1024
     ) -> None:
         if sandbox not in LEVELS:
-            hint = did_you_mean(sandbox, LEVELS) if isinstance(sandbox, str) else ""
+            hint = did_you_mean(str(sandbox), LEVELS)
             raise ValueError(
                 f"the tool python needs a sandbox, one of {', '.join(LEVELS)}: write "
                 f"{{name: python, sandbox: strict}}; got {sandbox!r}{hint}"
@@ -68,11 +66,9 @@ class PythonTool:
             )
         limits = Limits(cpu_s=seconds, memory_mb=memory_mb, disk_mb=FOLDER_MB)
         self._sandbox = Sandbox(sandbox, limits)
-
-    @property
-    def function(self) -> Callable[[str], str]:
-        """The function that the policy calls."""
-        return self.python
+        # What the policy calls; and how to end the sandbox.
+        self.function = self.python
+        self.close = self._sandbox.close
 
     def python(self, code: str) -> str:
         """Run a Python program; returns what it prints, and the value of a last expression.
@@ -110,8 +106,4 @@ class PythonTool:
                 "says which levels work here"
             ) from error
         finally:
-            self._sandbox.close()
-
-    def close(self) -> None:
-        """End the sandbox."""
-        self._sandbox.close()
+            self.close()

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from oxrl.usercode import descendants
 from oxrl_sandbox.inside import filters, kernel
@@ -81,14 +82,8 @@ def reachable_by_others(path: str) -> bool:
     Raises:
         OSError: a folder on the way cannot be looked at.
     """
-    path = os.path.realpath(path)
-    while True:
-        if not os.stat(path).st_mode & 0o001:
-            return False
-        parent = os.path.dirname(path)
-        if parent == path:
-            return True
-        path = parent
+    real = Path(path).resolve()
+    return all(folder.stat().st_mode & 0o001 for folder in (real, *real.parents))
 
 
 def close_others(kept: Sequence[int]) -> None:
@@ -120,8 +115,7 @@ def confine(around: Confinement, kept: Sequence[int], base_bytes: int) -> None:
         descendants.die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    held = [fd for fd in (around.rules,) if fd is not None]
-    close_others([*kept, *held])
+    close_others(kept if around.rules is None else [*kept, around.rules])
     os.dup2(0, 2)  # nothing: what it prints there is nobody's
     os.chdir(around.folder)
     os.environ.clear()
@@ -166,6 +160,5 @@ def set_limits(limits: Limits, threads: int, base_bytes: int) -> None:
         wanted.append((resource.RLIMIT_AS, base_bytes + (limits.memory_mb << 20)))
     for what, most in wanted:
         _, hard = resource.getrlimit(what)
-        if hard != resource.RLIM_INFINITY:
-            most = min(most, hard)
-        resource.setrlimit(what, (most, most))
+        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (lowest, lowest))

@@ -11,7 +11,7 @@ import ast
 import builtins
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from oxrl_sandbox.inside import plain
 from oxrl_sandbox.inside.plain import Json, Wire
@@ -56,8 +56,7 @@ class Judged:
             message = plain.receive(self._fd)
         except (plain.Closed, plain.TooLong, ValueError, RecursionError) as error:
             raise Lost(str(error)) from error
-        self._progress[0] = 0
-        self._progress[1] = 1
+        self._progress[:2] = b"\0\1"
         if not isinstance(message, dict):
             raise Lost("sent what is no reply")
         return message
@@ -149,6 +148,15 @@ class Judged:
         return Reference(self, int(rest[0]), str(rest[1])[:MOST_SHOWN])
 
 
+def _asking(do: str) -> Callable[..., Wire]:
+    """A method that has something done to a reference there; see `Judged.ask`."""
+
+    def method(self: Reference, *arguments: object, **named: object) -> Wire:
+        return self._oxrl_judged.ask(do, self, *arguments, **named)  # pyright: ignore
+
+    return method
+
+
 class Reference:
     """Something of the judged process that is no plain data: it can be called and looked into.
 
@@ -168,46 +176,24 @@ class Reference:
         object.__setattr__(self, "_oxrl_number", number)
         object.__setattr__(self, "_oxrl_kind", kind)
 
-    def __call__(self, *arguments: object, **named: object) -> Wire:
-        """Call it there; see `Judged.ask`.
-
-        Args:
-            arguments: plain data or references; a list, dict or set among them is changed in place.
-            named: the same, by name; these are not changed.
-
-        Returns:
-            Plain data, or a reference.
-        """
-        return self._oxrl_judged.ask("call", self, *arguments, **named)
+    __call__ = _asking("call")
+    __setattr__ = _asking("set")  # pyright: ignore
+    __getitem__ = _asking("item")
+    __len__ = _asking("len")
+    __int__ = _asking("int")
+    __float__ = _asking("float")
+    __str__ = _asking("str")  # pyright: ignore
 
     def __getattr__(self, name: str) -> Wire:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._oxrl_judged.ask("attribute", self, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        self._oxrl_judged.ask("set", self, name, value)
-
-    def __getitem__(self, key: object) -> Wire:
-        return self._oxrl_judged.ask("item", self, key)
-
     def __iter__(self) -> Iterator[Wire]:
         return iter(self._oxrl_judged.ask("items", self))
 
-    def __len__(self) -> int:
-        return self._oxrl_judged.ask("len", self)
-
     def __bool__(self) -> bool:
         return self._oxrl_judged.ask("bool", self) is True
-
-    def __int__(self) -> int:
-        return self._oxrl_judged.ask("int", self)
-
-    def __float__(self) -> float:
-        return self._oxrl_judged.ask("float", self)
-
-    def __str__(self) -> str:
-        return self._oxrl_judged.ask("str", self)
 
     def __repr__(self) -> str:
         return f"<{self._oxrl_kind} of the judged program>"
@@ -345,13 +331,12 @@ class Counted:
 
     def _note(self, error: Exception, where: str) -> None:
         kind = "" if isinstance(error, Raised) else type(error).__name__
-        text = str(error)[:MOST_SHOWN]
-        said = ": ".join(part for part in (kind, text) if part)
+        verb = "raised "
         if isinstance(error, AssertionError):
-            said = f"failed: {text}" if text else "failed"
-        else:
-            said = f"raised {said}"
-        self.first = self.first or f"{where} {said}"
+            kind = "failed"
+            verb = ""
+        said = ": ".join(filter(None, (kind, str(error)[:MOST_SHOWN])))
+        self.first = self.first or f"{where} {verb}{said}"
 
 
 class _CountAsserts(ast.NodeTransformer):
@@ -393,49 +378,36 @@ def wanted_names(sources: Sequence[str]) -> list[str]:
     other name is a built-in one that they call taken from the program.
 
     Args:
-        sources: of the tests and what sets them up.
+        sources: of the tests and what sets them up; Python.
 
     Returns:
         Names, in the order in which they are first used.
-
-    Raises:
-        BadTests: a source is no Python.
     """
     loaded: list[str] = []
     bound: set[str] = set()
     called: set[str] = set()
-    for node in ast.walk(ast.Module([part for text in sources for part in parts_of(text)], [])):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            loaded.append(node.id)
-        elif isinstance(node, ast.Name):
-            bound.add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called.add(node.func.id)
+    statements = [part for text in sources for part in ast.parse(text).body]
+    for node in ast.walk(ast.Module(statements, [])):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                loaded.append(name)
+            case (
+                ast.Name(id=name)
+                | ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.arg(arg=name)
+            ):
+                bound.add(name)
+            case ast.alias():
+                bound.add((node.asname or node.name).partition(".")[0])
+            case ast.Call(func=ast.Name(id=name)):
+                called.add(name)
+            case _:
+                pass
     names = [name for name in dict.fromkeys(loaded) if name not in bound]
     modules = [name for name in names if name in sys.stdlib_module_names and name not in called]
     own = [name for name in names if not hasattr(builtins, name) and name not in modules]
     return own or [name for name in names if name in called]
-
-
-def parts_of(source: str) -> list[ast.stmt]:
-    """The statements of a source.
-
-    Args:
-        source: of tests.
-
-    Raises:
-        BadTests: it is no Python.
-    """
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError) as error:
-        raise BadTests(f"the tests are no Python: {error}") from error
 
 
 class _Names(dict[str, Wire]):
@@ -525,14 +497,14 @@ def compare_output(fd: int, expected: str) -> Json:
     while chunk := os.read(fd, 1 << 16):
         output += chunk
         if len(output) > MOST_OUTPUT:
-            return _printed(f"more than {MOST_OUTPUT >> 20} MB")
+            return _failed(f"printed more than {MOST_OUTPUT >> 20} MB")
     found = output.decode(errors="replace").rstrip().splitlines()
     wanted = expected.rstrip().splitlines()
     for number, (line, right) in enumerate(zip(found, wanted, strict=False), start=1):
         if line.rstrip() != right.rstrip():
-            return _printed(f"{shown(line)} in line {number}, not {shown(right)}")
+            return _failed(f"printed {shown(line)} in line {number}, not {shown(right)}")
     if len(found) != len(wanted):
-        return _printed(f"{len(found)} lines, not {len(wanted)}")
+        return _failed(f"printed {len(found)} lines, not {len(wanted)}")
     return {"held": 1, "run": 1}
 
 
@@ -559,8 +531,8 @@ def read_output(fd: int) -> Json:
     return {"held": 1, "run": 1, "output": text}
 
 
-def _printed(what: str) -> Json:
-    return {"held": 0, "run": 1, "reason": f"the program printed {what}"}
+def _failed(how: str) -> Json:
+    return {"held": 0, "run": 1, "reason": f"the program {how}"}
 
 
 def asserts_in(tests: Json) -> int:
@@ -574,9 +546,10 @@ def asserts_in(tests: Json) -> int:
         SyntaxError, ValueError: they are no Python.
     """
     sources = [tests["test"]] if "test" in tests else tests["tests"]
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    asserts = [node for node in nodes if isinstance(node, ast.Assert)]
-    return sum(not isinstance(node.test, ast.Constant) for node in asserts)
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    return sum(
+        isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant) for node in nodes
+    )
 
 
 def grade(judged: Judged, tests: Json, *, partial: bool) -> Json:
@@ -595,10 +568,9 @@ def grade(judged: Judged, tests: Json, *, partial: bool) -> Json:
         started = judged.wait()
         if "failed" in started:
             names, text = started["failed"]
-            reason = f"the program raised {names[0]}: {text}"
-            return {"held": 0, "run": 1, "reason": reason}
-        run = run_check if "test" in tests else run_asserts
-        run(judged, tests, counted)
+            return _failed(f"raised {names[0]}: {text}")
+        follow = run_check if "test" in tests else run_asserts
+        follow(judged, tests, counted)
     except BadTests as error:
         return {"bad": str(error)}
     except Lost as error:
@@ -606,11 +578,10 @@ def grade(judged: Judged, tests: Json, *, partial: bool) -> Json:
         return {"held": counted.held, "run": run, "lost": str(error)}
     except Exception as error:  # noqa: BLE001 - the tests failed on what the program did
         counted.failed(error)
-    result: Json = {"held": counted.held, "run": counted.run}
     if counted.first:
-        result["run"] = max(counted.run, asserts_in(tests), 1)
+        run = max(counted.run, asserts_in(tests), 1)
         returned = f"; the program last returned {judged.last}" if judged.last else ""
-        result["reason"] = counted.first + returned
-    elif not counted.run:
+        return {"held": counted.held, "run": run, "reason": counted.first + returned}
+    if not counted.run:
         return {"bad": "the tests hold no assert"}
-    return result
+    return {"held": counted.held, "run": counted.run}

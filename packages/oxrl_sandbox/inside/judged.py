@@ -143,23 +143,22 @@ def load(program: Json) -> dict[str, Wire]:
     Raises:
         Exception: what the program raises.
     """
-    module = ModuleType("solution")
-    sys.modules["solution"] = module  # dataclasses look themselves up there
+    # Dataclasses look themselves up there.
+    module = sys.modules["solution"] = ModuleType("solution")
     namespace = vars(module)
     prompt = program.get("prompt", "")
     entry = program.get("entry", "")
     whole = parsed(program["code"])
+    code = program["code"]
+    continued = None
     if prompt and (whole is None or not defines(whole, entry)):
-        continued = parsed(prompt + program["code"])
-        if continued is not None:
-            exec(compile(continued, "<program>", "exec"), namespace)
-            return namespace
-    if prompt:
-        given = parsed(prompt)
-        if given is not None:
-            given.body = [node for node in given.body if getattr(node, "name", None) != entry]
-            exec(compile(given, "<prompt>", "exec"), namespace)
-    exec(compile(program["code"], "<program>", "exec"), namespace)
+        continued = parsed(prompt + code)
+    if continued is not None:
+        code = continued
+    elif given := parsed(prompt):
+        given.body = [node for node in given.body if getattr(node, "name", None) != entry]
+        exec(compile(given, "<prompt>", "exec"), namespace)
+    exec(compile(code, "<program>", "exec"), namespace)
     return namespace
 
 
@@ -182,14 +181,12 @@ def defines(tree: ast.Module, name: str) -> bool:
         tree: of the source.
         name: looked for also inside of functions; `import *` counts as it.
     """
+    bound: set[object] = set()
     for node in ast.walk(tree):
-        if getattr(node, "name", None) == name:
-            return True
-        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-    return False
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        bound |= {getattr(node, "name", None), getattr(node, "asname", None)}
+    return not bound.isdisjoint((name, "*"))
 
 
 def answer(namespace: dict[str, Wire], objects: Objects, request: Json) -> Json:
@@ -201,7 +198,8 @@ def answer(namespace: dict[str, Wire], objects: Objects, request: Json) -> Json:
         request: `do`, and what that needs.
 
     Returns:
-        The reply: `names`, or `value` and perhaps `changed`.
+        The reply: `names`, or `value`; of a call also `changed`, place and new contents of those
+        arguments by position that it changed.
 
     Raises:
         Exception: what the program raises.
@@ -209,37 +207,19 @@ def answer(namespace: dict[str, Wire], objects: Objects, request: Json) -> Json:
     if request["do"] == "names":
         found = {name: namespace[name] for name in request["names"] if name in namespace}
         return {"names": {name: objects.encode(value) for name, value in found.items()}}
-    target = objects.find(request["of"])
-    if request["do"] == "call":
-        return call(target, objects, request)
+    target: Wire = objects.find(request["of"])
     arguments = [objects.decode(data) for data in request["arguments"]]
-    return {"value": objects.encode(ACTIONS[request["do"]](target, *arguments))}
-
-
-def call(target: Wire, objects: Objects, request: Json) -> Json:
-    """Call an object, and tell which of its arguments it changed.
-
-    Args:
-        target: the object.
-        objects: what the grader has references to.
-        request: `arguments` by position and `named`, as plain data.
-
-    Returns:
-        `value`; and `changed`, place and new contents of arguments by position that it changed.
-
-    Raises:
-        Exception: what the call raises.
-    """
-    arguments = [objects.decode(data) for data in request["arguments"]]
+    if request["do"] != "call":
+        return {"value": objects.encode(ACTIONS[request["do"]](target, *arguments))}
     named = {name: objects.decode(data) for name, data in request["named"].items()}
     value = target(*arguments, **named)
-    changed: dict[int, Wire] = {}
+    changed: list[Wire] = []
     for index, given in enumerate(request["arguments"]):
         if isinstance(given, list) and given[0] != "object":
             now = objects.encode(arguments[index])
             if now != given:
-                changed[index] = now
-    return {"value": objects.encode(value), "changed": list(changed.items())}
+                changed.append((index, now))
+    return {"value": objects.encode(value), "changed": changed}
 
 
 def told(error: BaseException) -> list[Wire]:
@@ -269,8 +249,7 @@ def run_as_main(source: str) -> int:
     Returns:
         Its exit status.
     """
-    module = ModuleType("__main__")
-    sys.modules["__main__"] = module
+    module = sys.modules["__main__"] = ModuleType("__main__")
     try:
         exec(compile(source, "<program>", "exec"), vars(module))
         status = 0

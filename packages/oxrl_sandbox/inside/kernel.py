@@ -64,7 +64,12 @@ def _call(number: int, what: str, *arguments: object) -> int:
 
 def _control(what: str, *arguments: int) -> None:
     rest = [0] * (5 - len(arguments))
-    _checked(LIBC.prctl(*(ctypes.c_ulong(value) for value in (*arguments, *rest))), what)
+    _checked(LIBC.prctl(*map(ctypes.c_ulong, (*arguments, *rest))), what)
+
+
+def _packed(layout: str, *values: int) -> ctypes.Array[ctypes.c_char]:
+    """A structure in memory, laid out as `struct` has it."""
+    return ctypes.create_string_buffer(struct.pack(layout, *values), struct.calcsize(layout))
 
 
 def hide_memory() -> None:
@@ -108,8 +113,8 @@ def set_capabilities(kept: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
-    sets = ctypes.create_string_buffer(struct.pack("6I", kept, kept, 0, 0, 0, 0), 24)
+    header = _packed("Ii", 0x20080522, 0)
+    sets = _packed("6I", kept, kept, 0, 0, 0, 0)
     _call(CAPSET[machine()], "drop capabilities", header, sets)
 
 
@@ -123,8 +128,7 @@ def install_filter(program: bytes) -> None:
         OSError: the kernel refuses.
     """
     code = ctypes.create_string_buffer(program, len(program))
-    description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    held = ctypes.create_string_buffer(description, len(description))
+    held = _packed("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _control("seccomp", _SET_FILTER, _FILTER_MODE, ctypes.addressof(held))
 
 
@@ -161,7 +165,7 @@ def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
     network = 3 if version >= 4 else 0
     scopes = 3 if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    attributes = ctypes.create_string_buffer(struct.pack("QQQ", everything, network, scopes), 24)
+    attributes = _packed("QQQ", everything, network, scopes)
     rules = _call(LANDLOCK_CREATE, "landlock", attributes, ctypes.c_long(size), 0)
     read = 4 | 8  # the contents of files, and of folders
     of_files = 1 | 2 | 4 | 1 << 14 | 1 << 15
@@ -169,12 +173,24 @@ def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
         for path in paths:
             if not os.path.exists(path):
                 continue
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            place = held(path)
             allowed = rights if os.path.isdir(path) else rights & of_files
-            rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed & everything, place), 12)
+            rule = _packed("=Qi", allowed & everything, place)
             _call(LANDLOCK_ADD, f"landlock: {path}", rules, 1, rule, 0)
             os.close(place)
     return rules
+
+
+def held(path: str) -> int:
+    """Hold a file or folder open without reading it.
+
+    Args:
+        path: where it is; a link is followed.
+
+    Returns:
+        A descriptor, to be closed by the caller.
+    """
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def landlock_restrict(rules: int) -> None:
@@ -241,9 +257,7 @@ def mount_read_only(source: str, target: str, *, device: bool = False) -> None:
     _checked(result, f"bind {target}")
     if device:
         return
-    attributes = ctypes.create_string_buffer(
-        struct.pack("QQQQ", _READ_ONLY | _NO_SET_UID | _NO_DEVICES, 0, 0, 0), 32
-    )
+    attributes = _packed("QQQQ", _READ_ONLY | _NO_SET_UID | _NO_DEVICES, 0, 0, 0)
     _call(
         MOUNT_SETATTR,
         f"read-only {target}",

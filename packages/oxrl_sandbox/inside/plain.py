@@ -18,6 +18,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 # Deepest nesting and longest message, in bytes.
@@ -87,46 +88,46 @@ def encode(value: object, keep: Keep, depth: int = 0) -> Wire:
             kind = "bytes" if isinstance(value, bytes) else "bytearray"
             return [kind, base64.b64encode(value).decode()]
         case range():
-            return [
-                "range",
-                *(encode(part, keep) for part in (value.start, value.stop, value.step)),
-            ]
+            return ["range", *map(encode, (value.start, value.stop, value.step), repeat(keep))]
         case _:
             return _encode_container(value, keep, depth)
 
 
-def _encode_container(value: object, keep: Keep, depth: int) -> Wire:
+def _encode_container(value: Wire, keep: Keep, depth: int) -> Wire:
     def each(items: Iterable[object]) -> list[Wire]:
         return [encode(item, keep, depth + 1) for item in items]
 
-    match value:
-        case list():
-            return ["list", *each(value)]
-        case tuple():
-            return ["tuple", *each(value)]
-        case dict():
-            return ["dict", *each(part for pair in value.items() for part in pair)]
-        case set() | collections.abc.KeysView() | collections.abc.ItemsView():
-            return ["set", *each(value)]
-        case frozenset():
-            return ["frozenset", *each(value)]
-        case collections.deque():
-            return ["deque", *each(value)]
-        case array.array():
-            return ["array", value.typecode, *each(value)]
-        case _:
-            return _encode_exact(value, keep)
+    if isinstance(value, dict):
+        return ["dict", *each(part for pair in value.items() for part in pair)]
+    for name, kinds in _CONTAINERS.items():
+        if isinstance(value, kinds):
+            return [name, *each(value)]
+    if isinstance(value, array.array):
+        return ["array", value.typecode, *each(value)]
+    return _encode_exact(value, keep)
+
+
+_CONTAINERS: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "set": (set, collections.abc.KeysView, collections.abc.ItemsView),
+    "frozenset": frozenset,
+    "deque": collections.deque,
+}
+# Classes of the standard library whose text says everything; not their subclasses.
+_TEXTS = (
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.datetime,
+)
 
 
 def _encode_exact(value: object, keep: Keep) -> list[Wire]:
-    """Classes of the standard library whose text says everything; not their subclasses."""
     kind = type(value)
-    if kind is decimal.Decimal:
-        return ["decimal", str(value)]
-    if kind is fractions.Fraction:
-        return ["fraction", str(value)]
-    if kind in (datetime.date, datetime.time, datetime.datetime):
-        return [kind.__name__, value.isoformat()]  # pyright: ignore
+    if kind in _TEXTS:
+        return [kind.__name__.lower(), str(value)]
     if kind is type and getattr(builtins, getattr(value, "__name__", ""), None) is value:
         return ["type", value.__name__]  # pyright: ignore
     if kind is datetime.timedelta:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 from oxrl.usercode import descendants
 from oxrl_sandbox.inside import confine, kernel
@@ -23,14 +22,6 @@ ROOM = (
 FOLDER = "/job"
 # The user inside who set the room up, where two can be mapped.
 ROOT = 0
-
-
-class Place(NamedTuple):
-    """A path to show inside, held open; `link`: where it points, if it is a symbolic link."""
-
-    path: str
-    fd: int
-    link: str
 
 
 def in_room(live: Callable[[int | None], int], mount_point: str, disk_mb: int) -> int:
@@ -70,14 +61,6 @@ def _shown() -> list[str]:
         if os.path.exists(path) and not inside:
             paths.append(path)
     return paths
-
-
-def _link_of(path: str) -> str:
-    return os.readlink(path) if os.path.islink(path) else ""
-
-
-def _held(path: str) -> int:
-    return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def _map_users() -> bool:
@@ -130,22 +113,24 @@ def _write(path: str, text: str) -> None:
 def _furnish(mount_point: str, disk_mb: int) -> None:
     """Build the file system out of the paths to show, and forget every other."""
     kernel.mount_private()
+    paths = _shown()
     # Held before the mount, which may cover them.
-    places = [Place(path, _held(path), _link_of(path)) for path in _shown()]
+    links = {path: os.readlink(path) for path in paths if os.path.islink(path)}
+    held = {path: kernel.held(path) for path in paths}
     kernel.mount_memory(mount_point, megabytes=1, mode="755")
-    for place in places:
-        target = mount_point + place.path
+    for path, fd in held.items():
+        target = mount_point + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if place.link:
-            os.symlink(place.link, target)
+        if path in links:
+            os.symlink(links[path], target)
             continue
-        source = f"/proc/self/fd/{place.fd}"
+        source = f"/proc/self/fd/{fd}"
         if os.path.isdir(source):
             os.mkdir(target)
         else:
             os.close(os.open(target, os.O_CREAT, 0o644))
-        kernel.mount_read_only(source, target, device=place.path in confine.DEVICES)
-        os.close(place.fd)
+        kernel.mount_read_only(source, target, device=path in confine.DEVICES)
+        os.close(fd)
     os.mkdir(mount_point + FOLDER)
     kernel.enter_root(mount_point)
     os.chmod("/", 0o555)

@@ -25,17 +25,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from oxrl.usercode import descendants
 from oxrl_sandbox.inside import confine, filters, folders, grader, judged, kernel, plain, room
 from oxrl_sandbox.inside.confine import Confinement, Limits
 from oxrl_sandbox.inside.plain import Json
 
-# What a forked process does, to the status that it ends with; and what is done before it is
-# confined, which gives that.
-Live = Callable[[], int]
-Prepare = Callable[[], Live]
+# What a confined process does with its message, to the status that it ends with; and what reads
+# that message before, where it does not simply come by the control.
+Live = Callable[[Json], int]
+Prepare = Callable[[], Json]
 # Imported once and there in every fork: what programs commonly use.
 WARM = (
     "array",
@@ -102,6 +101,7 @@ class Ended:
     full: bool = False
 
 
+@dataclass
 class Unit:
     """Judges programs under one confinement; works in /proc, as it is outside of any room.
 
@@ -114,20 +114,11 @@ class Unit:
         in_room: this is the first process of a namespace of its own.
     """
 
-    def __init__(
-        self,
-        around: Confinement,
-        control: int,
-        results: int,
-        config: Json,
-        *,
-        in_room: bool,
-    ) -> None:
-        self._around = around
-        self._control = control
-        self._results = results
-        self._config = config
-        self._in_room = in_room
+    around: Confinement
+    control: int
+    results: int
+    config: Json
+    in_room: bool
 
     def prove(self) -> str:
         """Try what must not be possible, in a process confined as judged code will be.
@@ -140,15 +131,15 @@ class Unit:
         """
         reading, writing = os.pipe()
 
-        def attempt() -> int:
-            os.write(writing, escapes(self._around).encode())
+        def attempt(_nothing: Json) -> int:
+            os.write(writing, escapes(self.around).encode())
             return 0
 
-        child = self._fork(self._around, lambda: attempt, [writing])
+        child = self._fork(self.around, attempt, [writing], prepare=dict)
         os.close(writing)
         found = os.read(reading, CHUNK)
         os.close(reading)
-        end = time.monotonic() + self._around.limits.wall_s
+        end = time.monotonic() + self.around.limits.wall_s
         ended = self._end(child, self._wait(child, end))
         if ended.status != 0:
             raise Broken(f"the trial of the sandbox ended with {ended.status}")
@@ -161,45 +152,34 @@ class Unit:
             header: `id`, `limits`, `partial`, and `kind`: "calls" of functions, or a "case" of what
                 is printed for what is read, compared or only told.
         """
-        self._around = replace(self._around, limits=Limits(**header["limits"]))
+        self.around = replace(self.around, limits=Limits(**header["limits"]))
         try:
             judge = self._calls if header["kind"] == "calls" else self._case
-            result = judge(self._around, header)
+            result = judge(self.around, header)
         except Broken as error:
             result = {"broken": str(error)}
         finally:
             self._clean()
-        plain.send(self._results, {"id": header["id"], **result})
+        plain.send(self.results, {"id": header["id"], **result})
 
     def _calls(self, around: Confinement, header: Json) -> Json:
         """Judge functions by tests that call them."""
         ours, theirs = socket.socketpair()
 
-        def answer() -> Live:
-            program = plain.receive(self._control)
+        def answer(program: Json) -> int:
+            judged.serve(theirs.fileno(), program)
+            return 0
 
-            def live() -> int:
-                judged.serve(theirs.fileno(), program)
-                return 0
-
-            return live
+        def grade(tests: Json) -> int:
+            server = grader.Judged(ours.fileno(), progress)
+            graded = grader.grade(server, tests, partial=header["partial"])
+            self._tell(graded)
+            return LOST if "lost" in graded else 0
 
         with ours, theirs:
             program = self._fork(around, answer, [theirs.fileno()])
             progress = mmap.mmap(-1, mmap.PAGESIZE)  # after the fork: the program has no part in it
-
-            def grade() -> Live:
-                tests = plain.receive(self._control)
-
-                def live() -> int:
-                    server = grader.Judged(ours.fileno(), progress)
-                    graded = grader.grade(server, tests, partial=header["partial"])
-                    self._tell(graded)
-                    return LOST if "lost" in graded else 0
-
-                return live
-
-            tests = self._fork(self._for_tests(around), grade, [ours.fileno(), self._results])
+            tests = self._fork(self._for_tests(around), grade, [ours.fileno(), self.results])
         end = time.monotonic() + around.limits.wall_s
         late = self._wait(tests, end)
         of_tests = self._end(tests, late)
@@ -214,35 +194,28 @@ class Unit:
         """Judge a program by what it prints for what it reads."""
         reading, writing = os.pipe()
 
-        def run() -> Live:
-            program = plain.receive(self._control)
+        def connect() -> Json:
+            program = plain.receive(self.control)
             source = folders.held_text(program["input"])
             os.dup2(source, 0)
             os.dup2(writing, 1)
             os.close(source)
+            return program
 
-            def live() -> int:
-                return judged.run_as_main(program["code"])
+        def run(program: Json) -> int:
+            return judged.run_as_main(program["code"])
 
-            return live
+        def compare(tests: Json) -> int:
+            if tests.get("shown"):
+                graded = grader.read_output(reading)
+            else:
+                graded = grader.compare_output(reading, tests["output"])
+            self._tell(graded)
+            return 1 - graded["held"]
 
-        program = self._fork(around, run, [])
+        program = self._fork(around, run, [], prepare=connect)
         os.close(writing)
-
-        def compare() -> Live:
-            tests = plain.receive(self._control)
-
-            def live() -> int:
-                if tests.get("shown"):
-                    self._tell(grader.read_output(reading))
-                    return 0
-                compared = grader.compare_output(reading, tests["output"])
-                self._tell(compared)
-                return 1 - compared["held"]
-
-            return live
-
-        tests = self._fork(self._for_tests(around), compare, [reading, self._results])
+        tests = self._fork(self._for_tests(around), compare, [reading, self.results])
         os.close(reading)
         end = time.monotonic() + around.limits.wall_s
         late = self._wait(tests, end)
@@ -256,7 +229,7 @@ class Unit:
         """Say what the tests found; in the grader. One short write, which is whole or nothing:
         nobody writes there before it, and the pipe has room for what `grader` lets through.
         """
-        plain.send(self._results, {"graded": graded})
+        plain.send(self.results, {"graded": graded})
 
     def _for_tests(self, around: Confinement) -> Confinement:
         """The confinement of a grader: with twice the time, so that the program's ends first."""
@@ -264,18 +237,16 @@ class Unit:
         return replace(around, limits=replace(limits, cpu_s=2 * limits.cpu_s))
 
     def _fork(
-        self,
-        around: Confinement,
-        prepare: Prepare,
-        kept: list[int],
+        self, around: Confinement, live: Live, kept: list[int], prepare: Prepare | None = None
     ) -> int:
         """Start a confined process.
 
         Args:
             around: the layers.
-            prepare: called before the process is confined: takes its message from the control, and
-                returns what the process does then; it ends with what that returns.
+            live: what the process does with its message once it is confined; it ends with what this
+                returns.
             kept: descriptors that it keeps.
+            prepare: called there before, for its message; None: that is the next of the control.
 
         Raises:
             Broken: it could not be confined, and did nothing.
@@ -283,7 +254,18 @@ class Unit:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            self._live(around, prepare, kept, writing)
+            status = 125
+            try:
+                message = prepare() if prepare else plain.receive(self.control)
+                confine.confine(around, [*kept, writing], self.config["base_bytes"])
+                random.seed(0)
+                os.write(writing, CONFINED)
+                os.close(writing)
+                status = live(message)
+            except OSError as error:
+                os.write(writing, f"{type(error).__name__}: {error}".encode())
+            finally:
+                os._exit(status)
         os.close(writing)
         said = os.read(reading, CHUNK)
         os.close(reading)
@@ -291,27 +273,6 @@ class Unit:
             self._end(child, late=True)
             raise Broken(said.decode(errors="replace") or "a process died while it was confined")
         return child
-
-    def _live(
-        self,
-        around: Confinement,
-        prepare: Prepare,
-        kept: list[int],
-        writing: int,
-    ) -> NoReturn:
-        """The life of a forked process."""
-        status = 125
-        try:
-            live = prepare()
-            confine.confine(around, [*kept, writing], self._config["base_bytes"])
-            random.seed(0)
-            os.write(writing, CONFINED)
-            os.close(writing)
-            status = live()
-        except OSError as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(status)
 
     def _wait(self, child: int, end: float) -> bool:
         """Wait until a process has ended, or has to: at `end` of the monotonic clock.
@@ -323,20 +284,21 @@ class Unit:
             Gone: nobody wants results any more.
         """
         poll = select.poll()
-        if self._config["watch"]:
-            poll.register(self._control, 0)  # told of its end alone
-        most = self._around.limits.disk_mb << 20
+        if self.config["watch"]:
+            poll.register(self.control, 0)  # told of its end alone
+        most = self.around.limits.disk_mb << 20
         with _watched(child) as watched:
+            pause_s = SOON_S
             if watched is not None:
                 poll.register(watched, select.POLLIN)
-            pause_s = LOOK_S if watched is not None else SOON_S
+                pause_s = LOOK_S
             while _is_running(child):
                 left = end - time.monotonic()
                 if left <= 0:
                     return True
-                if not self._in_room and folders.size(self._around.folder) > most:
+                if not self.in_room and folders.size(self.around.folder) > most:
                     return True
-                if self._control in dict(poll.poll(1000 * min(left, pause_s))):
+                if self.control in dict(poll.poll(1000 * min(left, pause_s))):
                     raise Gone
         return False
 
@@ -344,9 +306,9 @@ class Unit:
         """Kill a process; what it left behind is ended by `_clean`."""
         by_itself = not _is_running(child)
         full = False
-        if late and not self._in_room:
-            full = folders.size(self._around.folder) > self._around.limits.disk_mb << 20
-        starved = late and not full and self._delay_s(child) > self._around.limits.wait_s
+        if late and not self.in_room:
+            full = folders.size(self.around.folder) > self.around.limits.disk_mb << 20
+        starved = late and not full and self._delay_s(child) > self.around.limits.wait_s
         os.kill(child, signal.SIGKILL)
         # Without a limit, on purpose: a killed process that stays is in a call that the kernel does
         # not cut short, and nothing here could go on beside it. Whoever sent the job has a limit,
@@ -373,13 +335,13 @@ class Unit:
     def _clean(self) -> None:
         """Leave nothing of a program: no process and no file."""
         descendants.end_all()
-        if not self._in_room:
-            folders.empty(self._around.folder)
-        elif os.listdir(self._around.folder):
-            room.fresh_folder(self._around.limits.disk_mb)
-            if self._around.rules is not None:
-                os.close(self._around.rules)
-                self._around = replace(self._around, rules=rules_for(self._around.folder))
+        if not self.in_room:
+            folders.empty(self.around.folder)
+        elif os.listdir(self.around.folder):
+            room.fresh_folder(self.around.limits.disk_mb)
+            if self.around.rules is not None:
+                os.close(self.around.rules)
+                self.around = replace(self.around, rules=rules_for(self.around.folder))
 
 
 def _both(tests: Ended, program: Ended) -> Json:
