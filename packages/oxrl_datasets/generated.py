@@ -62,11 +62,9 @@ class Arithmetic:
         Raises:
             DataError: an option out of range, or more held-out tuples asked for than exist.
         """
+        self._check()
         # eval first: it decides what the others may not hold.
-        counts = {"eval": self.eval_rows, "rl": self.rl_rows, "sft": self.sft_rows}
-        if limit is not None:
-            counts = {split: min(count, limit) for split, count in counts.items()}
-        self._check(counts)
+        counts = counts_of(limit, eval=self.eval_rows, rl=self.rl_rows, sft=self.sft_rows)
         tuples = math.comb(self.high - self.low + self.operands, self.operands)
         if counts["eval"] >= tuples:
             raise DataError(
@@ -91,7 +89,7 @@ class Arithmetic:
                 rows.append({**told, "operands": numbers, "uid": uid, "source": "arithmetic"})
         return files, {"unordered_tuples": tuples, "held_out_tuples": len(held_out)}
 
-    def _check(self, counts: dict[str, int]) -> None:
+    def _check(self) -> None:
         if self.operands < 2 or not 0 <= self.low < self.high:
             raise DataError(
                 f"needs operands >= 2 and 0 <= low < high, got operands={self.operands}, "
@@ -105,13 +103,11 @@ class Arithmetic:
             raise DataError(
                 f"slips={self.slips} must lie in [0, 1] and needs operators='+' and no reverse"
             )
-        if min(counts.values()) < 1:
-            raise DataError(f"every file needs at least one row, got {counts}")
 
     def _row(self, numbers: list[int], chance: random.Random, *, learned: bool) -> Fields:
-        expression = str(numbers[0])
-        total = numbers[0]
-        for number in numbers[1:]:
+        total, *others = numbers
+        expression = str(total)
+        for number in others:
             operator = chance.choice(self.operators)
             expression += f"{operator}{number}"
             total += number if operator == "+" else -number
@@ -123,9 +119,25 @@ class Arithmetic:
         return {"prompt": prompt, "completion": self._written(total)}
 
     def _written(self, number: int) -> str:
-        sign = "-" if number < 0 else ""
         digits = str(abs(number))
-        return sign + (digits[::-1] if self.reverse else digits)
+        return "-" * (number < 0) + (digits[::-1] if self.reverse else digits)
+
+
+def counts_of(limit: int | None, **counts: int) -> dict[str, int]:
+    """Count the rows of each file.
+
+    Args:
+        limit: at most so many in each; None: no limit.
+        counts: how many there are without one, by the name of the file.
+
+    Raises:
+        DataError: a file would have none.
+    """
+    if limit is not None:
+        counts = {split: min(count, limit) for split, count in counts.items()}
+    if min(counts.values()) < 1:
+        raise DataError(f"every file needs at least one row, got {counts}")
+    return counts
 
 
 def sum_without_carries(numbers: list[int]) -> int:
@@ -134,12 +146,8 @@ def sum_without_carries(numbers: list[int]) -> int:
     Args:
         numbers: at least one, none below 0.
     """
-    total = 0
-    for column in range(len(str(max(numbers)))):
-        power = 10**column
-        digits = [number // power % 10 for number in numbers]
-        total += sum(digits) % 10 * power
-    return total
+    powers = [10**column for column in range(len(str(max(numbers))))]
+    return sum(sum(number // power for number in numbers) % 10 * power for power in powers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +203,9 @@ class ReasoningGym:
         files: Files = {}
         rejects: Rows = []
         for split, count in {"train": self.train_rows, "eval": self.eval_rows}.items():
-            size = count if limit is None else min(count, limit)
             settings = {
                 **own,
-                "size": size,
+                "size": count if limit is None else min(count, limit),
                 "seed": stable_seed("reasoning-gym", split, seed) % 2**31,
             }
             try:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from oxrl.data.rows import Json, Record, Rows
+from oxrl.data.rows import Fields, Json, Record, Rows
 from oxrl.errors import DataError
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.waiting import Patience
@@ -118,71 +119,61 @@ class Judged:
     def _pairs(
         self, stem: str, prompt: Prompt, members: Completions, scores: Sequence[Score]
     ) -> Rows:
-        found: list[tuple[float, str]] = []
-        for score, completion in zip(scores, members, strict=True):
-            if score.value is not None:
-                found.append((score.value, completion.text))
-        ranked = sorted(found, key=_value, reverse=True)
-        chosen = list(combinations(range(len(ranked)), 2))
+        found = [
+            (score.value, completion.text)
+            for score, completion in zip(scores, members, strict=True)
+            if score.value is not None
+        ]
+        ranked = sorted(found, key=itemgetter(0), reverse=True)
+        chosen = list(combinations(ranked, 2))
         if self.pairs == "best_worst":
-            chosen = chosen and [(0, len(ranked) - 1)]
+            chosen = chosen and [(ranked[0], ranked[-1])]
         rows: Rows = []
-        for better, worse in chosen:
-            gap = ranked[better][0] - ranked[worse][0]
-            if gap <= self.least_gap:
-                continue
-            row: Json = {
-                "uid": f"judged/{stem}/{prompt.uid}"
-                + (f"/{len(rows)}" if self.pairs == "all" else ""),
-                "source": "judged",
-                "prompt": [dict(message) for message in prompt.messages],
-                "chosen": ranked[better][1],
-                "rejected": ranked[worse][1],
-                "scores": [ranked[better][0], ranked[worse][0]],
-            }
-            rows.append(row)
+        for (high, better), (low, worse) in chosen:
+            if high - low > self.least_gap:
+                part = f"/{len(rows)}" if self.pairs == "all" else ""
+                row: Json = {
+                    "uid": f"judged/{stem}/{prompt.uid}{part}",
+                    "source": "judged",
+                    "prompt": [dict(message) for message in prompt.messages],
+                    "chosen": better,
+                    "rejected": worse,
+                    "scores": [high, low],
+                }
+                rows.append(row)
         return rows
-
-
-def _value(scored: tuple[float, str]) -> float:
-    return scored[0]
 
 
 def _groups(records: Iterable[Record]) -> list[tuple[Prompt, list[Completion]]]:
     """The different responses to each prompt, in the order in which prompts come first."""
-    texts: dict[str, dict[str, None]] = {}
-    prompts: dict[str, Prompt] = {}
+    groups: dict[str, tuple[Prompt, dict[str, Completion]]] = {}
     for record in records:
         messages = _messages(record)
         key = json.dumps(messages, ensure_ascii=False)
-        if key not in prompts:
-            prompts[key] = Prompt(
-                uid=f"{len(prompts):06d}",
+        if key not in groups:
+            prompt = Prompt(
+                uid=f"{len(groups):06d}",
                 messages=tuple(messages),
                 token_ids=(),
                 answer=record.fields.get("answer"),
             )
+            groups[key] = (prompt, {})
         for text in _responses(record):
-            texts.setdefault(key, {})[text] = None
-    groups: list[tuple[Prompt, list[Completion]]] = []
-    for key, prompt in prompts.items():
-        members = [Completion(segments=(), text=text, finish_reason="stop") for text in texts[key]]
-        groups.append((prompt, members))
-    return groups
+            completion = Completion(segments=(), text=text, finish_reason="stop")
+            groups[key][1][text] = completion
+    return [(prompt, list(members.values())) for prompt, members in groups.values()]
 
 
-def _messages(record: Record) -> list[dict[str, Any]]:
+def _messages(record: Record) -> Sequence[Fields]:
     prompt = record.fields.get("messages") or record.fields.get("prompt")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
         record.fail("no prompt", EXPECTED)
-    messages: list[dict[str, Any]] = []
     for message in prompt:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             record.fail("a prompt that is neither text nor messages of role and content", EXPECTED)
-        messages.append(message)
-    return messages
+    return prompt
 
 
 def _responses(record: Record) -> list[str]:

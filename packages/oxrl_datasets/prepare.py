@@ -22,7 +22,6 @@ from oxrl_datasets.generated import Arithmetic, Files, Made, ReasoningGym
 from oxrl_datasets.published import (
     CONVERTERS,
     FOLDER,
-    WITH_IMAGES,
     Converted,
     checked,
 )
@@ -105,9 +104,9 @@ def prepare(
         MissingExtraError: a library that is not installed makes the rows, or fetches them.
     """
     origin: Report = {}
-    if test is not None and name in GENERATORS:
-        raise DataError(f"--test splits rows of a raw file; {name} has options of its own")
     if name in GENERATORS:
+        if test is not None:
+            raise DataError(f"--test splits rows of a raw file; {name} has options of its own")
         if source is not None:
             raise DataError(f"{name} is generated: it reads no source, got {str(source)!r}")
         chosen = _options(name, GENERATORS[name], options)
@@ -124,11 +123,8 @@ def prepare(
                 found = f"{len(rejects)} rejected: {rejects[:1]}"
                 raise DataError(f"{paths.get(stem, stem)}: no row can be used; {found}")
             files[stem] = rows
-        if test is not None:
-            files, origin["split"] = _split(files, test, seed)
-        files = {stem: _subset(rows, seed, limit) for stem, rows in files.items()}
-        origin["source"] = str(source or HUB[name].name)
-        origin["source_sha256"] = {path.name: file_hash(path) for path in paths.values()}
+        files, origin = _kept(files, test, seed, limit)
+        origin |= {"source": str(source or HUB[name].name), **_hashes(paths)}
         facts = {"rejected": len(rejects), "rejects": rejects}
     # An option of the user's may have the name of a fact: it is told under "options" as well.
     told = {"options": chosen, **chosen, **facts}
@@ -181,12 +177,10 @@ def prepare_judged(
     facts: Report = {}
     for stem, records in raw.items():
         files[stem], facts[stem] = judged.make(pool, stem, records)
-    if test is not None:
-        files, facts["split"] = _split(files, test, seed)
-    files = {stem: _subset(rows, seed, limit) for stem, rows in files.items()}
-    origin: Report = {"source": str(source), "seed": seed, "limit": limit}
-    origin["source_sha256"] = {path.name: file_hash(path) for path in paths.values()}
-    return _write(out, files, {"dataset": "judged", **origin, "options": chosen, **facts})
+    files, split = _kept(files, test, seed, limit)
+    origin: Report = {"source": str(source), "seed": seed, "limit": limit, **_hashes(paths)}
+    told = {"dataset": "judged", **origin, "options": chosen, **facts, **split}
+    return _write(out, files, told)
 
 
 def prepare_demonstrations(
@@ -300,7 +294,7 @@ def prepare_gguf(
         raise DataError(f"gguf makes a model of one file: {rule}")
     chosen = _options("gguf", GgufModel, options)
     facts = GgufModel(**chosen).write(Path(source), out)
-    origin: Report = {"source": str(source), "source_sha256": file_hash(Path(source))}
+    origin = {"source": str(source), "source_sha256": file_hash(Path(source))}
     return _write(out, {}, {"model": "gguf", **origin, **facts})
 
 
@@ -318,12 +312,12 @@ def _write_actions(out: Path, made: MadeActions, report: Report) -> Report:
 
 SAMPLES = "samples.jsonl"
 PREPARERS: dict[str, Callable[..., Report]] = {
-    name: partial(prepare, name) for name in (*GENERATORS, *CONVERTERS)
+    **{name: partial(prepare, name) for name in (*GENERATORS, *CONVERTERS)},
+    "judged": prepare_judged,
+    "demonstrations": prepare_demonstrations,
+    "lerobot": prepare_lerobot,
+    "gguf": prepare_gguf,
 }
-PREPARERS["judged"] = prepare_judged
-PREPARERS["demonstrations"] = prepare_demonstrations
-PREPARERS["lerobot"] = prepare_lerobot
-PREPARERS["gguf"] = prepare_gguf
 
 
 def _converted(
@@ -337,9 +331,7 @@ def _converted(
     rows: Rows = []
     for number, record in enumerate(followed(records, f"rows of {stem}")):
         try:
-            fields = record.fields
-            if name in WITH_IMAGES:
-                fields = {**fields, FOLDER: record.folder}
+            fields = {**record.fields, FOLDER: record.folder}
             made = [checked(row) for row in converter(fields)]
         except (LookupError, ValueError, TypeError, AttributeError, OSError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
@@ -351,13 +343,26 @@ def _converted(
     return rows
 
 
-def _split(files: Mapping[str, Rows], test: float, seed: int) -> tuple[Files, Report]:
-    """The rows of one file in two, and what the report says of it."""
-    if len(files) > 1:
-        raise DataError(f"--test splits one file, and there are {', '.join(files)}")
-    (rows,) = files.values()
-    parts = split_rows(rows, test, seed)
-    return {"train": parts.train, "test": parts.test}, parts.facts
+def _kept(files: Files, test: float | None, seed: int, limit: int | None) -> tuple[Files, Report]:
+    """The rows that are written: those of one file in two where `test` is given, and at most
+    `limit` of each, chosen by `seed`, in their original order. And what the report says of it.
+    """
+    facts: Report = {}
+    if test is not None:
+        if len(files) > 1:
+            raise DataError(f"--test splits one file, and there are {', '.join(files)}")
+        (rows,) = files.values()
+        files, facts["split"] = split_rows(rows, test, seed)
+    for stem, rows in files.items():
+        if limit is not None and limit < len(rows):
+            chance = random.Random(stable_seed("prepare", seed))
+            kept = chance.sample(range(len(rows)), limit)
+            files[stem] = [rows[index] for index in sorted(kept)]
+    return files, facts
+
+
+def _hashes(paths: Mapping[str, Path]) -> Report:
+    return {"source_sha256": {path.name: file_hash(path) for path in paths.values()}}
 
 
 def _raw_files(
@@ -372,14 +377,6 @@ def _raw_files(
         how = "pass --source with a .jsonl or .parquet file, or a folder"
         raise DataError(f"{name} is prepared from raw files: {how}")
     return {}, {split: _hub_rows(hub, split) for split in hub.splits}
-
-
-def _subset(rows: Rows, seed: int, limit: int | None) -> Rows:
-    """At most `limit` of the rows, chosen by `seed`, in their original order."""
-    if limit is None or limit >= len(rows):
-        return rows
-    kept = random.Random(stable_seed("prepare", seed)).sample(range(len(rows)), limit)
-    return [rows[index] for index in sorted(kept)]
 
 
 def _options(name: str, function: Callable[..., object], given: Fields) -> JsonObject:
@@ -445,11 +442,9 @@ def _hub_rows(hub: Hub, split: str) -> Iterable[Record]:
 def _write(out: Path, files: Mapping[str, Sequence[Fields]], facts: Report) -> Report:
     """Write the rows of each file, and a report of the facts and of how many rows there are."""
     out.mkdir(parents=True, exist_ok=True)
-    written: dict[str, int] = {}
     for stem, rows in files.items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_atomically(out / f"{stem}.jsonl", "".join(lines))
-        written[f"{stem}.jsonl"] = len(rows)
-    report = {**facts, "written": written}
+    report = {**facts, "written": {f"{stem}.jsonl": len(rows) for stem, rows in files.items()}}
     write_atomically(out / "report.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report

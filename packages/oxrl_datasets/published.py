@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import combinations, pairwise
+from itertools import chain, combinations, cycle, pairwise
+from math import inf
 from pathlib import Path
 
 from oxrl.data.layouts import field_at
@@ -126,13 +127,14 @@ def humaneval(fields: Fields) -> Converted:
         One row: prompt, answer, completion, uid; for the reward `code`.
     """
     answer = {name: fields[name] for name in ("prompt", "test", "entry_point")}
-    row = {
-        "prompt": f"{_WHOLE_FUNCTION}\n\n{fields['prompt']}",
-        "answer": answer,
-        "completion": fields["prompt"] + fields["canonical_solution"],
-        "uid": fields["task_id"],
-    }
-    return [row]
+    return [
+        {
+            "prompt": f"{_WHOLE_FUNCTION}\n\n{fields['prompt']}",
+            "answer": answer,
+            "completion": fields["prompt"] + fields["canonical_solution"],
+            "uid": fields["task_id"],
+        }
+    ]
 
 
 def mbpp(fields: Fields) -> Converted:
@@ -146,13 +148,14 @@ def mbpp(fields: Fields) -> Converted:
     """
     tests = fields["test_list"]
     setup = fields["test_setup_code"].replace("\r\n", "\n")
-    row = {
-        "prompt": f"{fields['text']}\nYour code must pass this test:\n{tests[0]}",
-        "answer": {"tests": tests + fields["challenge_test_list"], "setup": setup},
-        "completion": fields["code"].replace("\r\n", "\n"),
-        "uid": f"mbpp/{fields['task_id']}",
-    }
-    return [row]
+    return [
+        {
+            "prompt": f"{fields['text']}\nYour code must pass this test:\n{tests[0]}",
+            "answer": {"tests": tests + fields["challenge_test_list"], "setup": setup},
+            "completion": fields["code"].replace("\r\n", "\n"),
+            "uid": f"mbpp/{fields['task_id']}",
+        }
+    ]
 
 
 def bbh(fields: Fields) -> Converted:
@@ -164,13 +167,14 @@ def bbh(fields: Fields) -> Converted:
     Returns:
         One row: prompt, answer, source, canary.
     """
-    row = {
-        "prompt": fields["input"],
-        "answer": fields["target"],
-        "source": f"bbh/{fields['task']}",
-        "canary": fields["canary"],
-    }
-    return [row]
+    return [
+        {
+            "prompt": fields["input"],
+            "answer": fields["target"],
+            "source": f"bbh/{fields['task']}",
+            "canary": fields["canary"],
+        }
+    ]
 
 
 def ifeval(fields: Fields) -> Converted:
@@ -218,7 +222,7 @@ def ranked(fields: Fields) -> Converted:
     Returns:
         A row for each pair: prompt (messages), chosen, rejected.
     """
-    prompt = _messages([*_history(fields), [_instruction(fields)]])
+    prompt = _messages([*(fields.get("history") or ()), [_instruction(fields)]])
     pairs = combinations(fields["output"], 2)
     return [{"prompt": prompt, "chosen": better, "rejected": worse} for better, worse in pairs]
 
@@ -238,7 +242,7 @@ def instructions(fields: Fields) -> Converted:
     if not fields["output"].strip():
         raise ValueError("the output is empty")
     turn = [_instruction(fields), fields["output"]]
-    return [{"messages": _messages([*_history(fields), turn])}]
+    return [{"messages": _messages([*(fields.get("history") or ()), turn])}]
 
 
 def oasst_pairs(fields: Fields) -> Converted:
@@ -385,9 +389,8 @@ def _on_white(content: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
-# Field with the folder of the raw file, of the sets below: their images lie beside it.
+# Field with the folder of the raw file, beside which images may lie.
 FOLDER = " folder"
-WITH_IMAGES = ("nlvr",)
 # What else a converter takes are its own options, whose types `prepare` reads from its signature.
 CONVERTERS: dict[str, Callable[..., Converted]] = {
     "gsm8k": gsm8k,
@@ -444,14 +447,12 @@ def _instruction(fields: Fields) -> str:
     return fields["instruction"] + given
 
 
-def _history(fields: Fields) -> Sequence[Sequence[str]]:
-    return fields.get("history") or ()
-
-
 def _messages(turns: Sequence[Sequence[str]]) -> list[Texts]:
     """Turns of [user, assistant] as messages."""
-    texts = [text for turn in turns for text in turn]
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    texts = chain.from_iterable(turns)
+    return [
+        {"role": role, "content": text} for text, role in zip(texts, cycle(("user", "assistant")))
+    ]
 
 
 def _replies(node: Fields) -> Rows:
@@ -461,8 +462,7 @@ def _replies(node: Fields) -> Rows:
 
 def _rank(reply: Fields) -> float:
     """0 for the best of the replies to one message; those that nobody ranked come last."""
-    rank = reply.get("rank")
-    return float("inf") if rank is None else rank
+    return inf if reply.get("rank") is None else reply["rank"]
 
 
 def _walk(

@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from oxrl.data.rows import Fields, JsonObject, Rows
+from oxrl.data.rows import Fields, JsonObject
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
+from oxrl_datasets.generated import Files
 
 
-class Parts(NamedTuple):
-    """Rows in their original order, and facts for the report."""
-
-    train: Rows
-    test: Rows
-    facts: JsonObject
-
-
-def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:
+def split_rows(rows: Sequence[Fields], share: float, seed: int) -> tuple[Files, JsonObject]:
     """Put some rows aside; rows with the same prompt stay together, so that no test is trained on.
 
     Args:
@@ -30,7 +22,7 @@ def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:
         seed: of the choice.
 
     Returns:
-        Both parts, and what the report says of them.
+        Both parts, train and test, in their original order; and what the report says of them.
 
     Raises:
         DataError: nothing would be left on one side.
@@ -54,7 +46,7 @@ def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:
     train = [row for index, row in enumerate(rows) if index not in aside]
     repeated = len(rows) - len(groups)
     facts = {"test": share, "different_prompts": len(groups), "repeated_prompts": repeated}
-    return Parts(train, test, facts)
+    return {"train": train, "test": test}, facts
 
 
 def _question(row: Fields) -> str:

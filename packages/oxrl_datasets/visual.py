@@ -18,7 +18,7 @@ from typing import NamedTuple
 from oxrl.data.rows import Fields, Rows
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
-from oxrl_datasets.generated import Files, Made
+from oxrl_datasets.generated import Made, counts_of
 
 COLORS = {
     "red": (230, 40, 40),
@@ -50,6 +50,8 @@ class Shape(NamedTuple):
 
 
 Scene = tuple[Shape, ...]
+# A drawing, and the cell that is asked for.
+Asked = tuple[Scene, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,36 +87,30 @@ class VisualQuestions:
         """
         if not 2 <= self.cells <= len(LETTERS):
             raise DataError(f"cells={self.cells} must lie in 2..{len(LETTERS)}")
-        counts = {"eval": self.eval_rows, "rl": self.rl_rows, "sft": self.sft_rows}
-        if limit is not None:
-            counts = {split: min(count, limit) for split, count in counts.items()}
-        if min(counts.values()) < 1:
-            raise DataError(f"every file needs at least one row, got {counts}")
+        counts = counts_of(limit, eval=self.eval_rows, rl=self.rl_rows, sft=self.sft_rows)
         held_out: set[Scene] = set()
-        asked: dict[str, list[tuple[Scene, int]]] = {}
+        asked: dict[str, list[Asked]] = {}
         for split, count in counts.items():
             chance = random.Random(stable_seed("visual questions", split, seed))
             found = asked[split] = []
             while len(found) < count:
                 scene = tuple(_shape(chance) for _ in range(self.cells))
-                if scene in held_out and split != "eval":
-                    continue
                 if split == "eval":
                     held_out.add(scene)
+                elif scene in held_out:
+                    continue
                 found.append((scene, chance.randrange(self.cells)))
-        files: Files = {}
-        for split, drawn in asked.items():
-            scenes = [scene for scene, _ in drawn]
-            files[split] = _rows(split, drawn, scenes)
+        files = {split: _rows(split, drawn, drawn, drawn) for split, drawn in asked.items()}
         drawn = asked["eval"]
         turned = [*drawn[1:], drawn[0]]
-        others = [scene for scene, _ in turned]
-        files["eval_other_images"] = _rows("eval_other_images", drawn, others)
-        questions = [question for _, question in turned]
-        files["eval_other_questions"] = _rows(
-            "eval_other_questions", drawn, [scene for scene, _ in drawn], questions
-        )
-        return files, {"guess": 1 / len(COLORS), "colors_known": _colors_known(self.cells)}
+        for name, shown, questions in (
+            ("eval_other_images", turned, drawn),
+            ("eval_other_questions", drawn, turned),
+        ):
+            files[name] = _rows(name, drawn, shown, questions)
+        # One of a drawing's colours, chosen blindly, is the one asked for, or is so by chance.
+        known = 1 / self.cells + (1 - 1 / self.cells) / len(COLORS)
+        return files, {"guess": 1 / len(COLORS), "colors_known": known}
 
 
 def draw(scene: Sequence[Shape]) -> bytes:
@@ -153,18 +149,16 @@ def _shape(chance: random.Random) -> Shape:
 
 
 def _rows(
-    split: str,
-    asked: Sequence[tuple[Scene, int]],
-    shown: Sequence[Scene],
-    questions: Sequence[int] | None = None,
+    split: str, asked: Sequence[Asked], shown: Sequence[Asked], questions: Sequence[Asked]
 ) -> Rows:
-    """Rows of a file; the answers are those to what was asked, whatever is shown instead."""
+    """Rows of a file: the drawings of `shown` and the questions of `questions`; the answers are
+    those to what was asked.
+    """
     rows: Rows = []
     for number, (scene, question) in enumerate(asked):
-        letter = LETTERS[question if questions is None else questions[number]]
-        coded = base64.b64encode(draw(shown[number])).decode()
+        coded = base64.b64encode(draw(shown[number][0])).decode()
         row: Fields = {
-            "prompt": f"{letter}?",
+            "prompt": f"{LETTERS[questions[number][1]]}?",
             **dict.fromkeys(TOLD[split], scene[question].color),
             "images": [f"data:image/png;base64,{coded}"],
             "uid": f"visual-questions/{split}/{number:06d}",
@@ -172,8 +166,3 @@ def _rows(
         }
         rows.append(row)
     return rows
-
-
-def _colors_known(cells: int) -> float:
-    """The chance that one of a drawing's colours, chosen blindly, is the one asked for."""
-    return 1 / cells + (1 - 1 / cells) / len(COLORS)
