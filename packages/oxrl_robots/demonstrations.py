@@ -130,16 +130,16 @@ class Demonstrations:
             raise DataError(f"{self.environment}: none of {count} episodes of its expert succeeded")
         rows = [row for done in kept for row in self._rows(done)]
         own = self._json("columns")
+        others = self._json("eval_columns")
         evaluated: Rows = []
         for number in range(held_out):
             begins = stable_seed("demonstration eval", seed, number) % 2**31
-            evaluated.append({"prompt": self.prompt, "seed": begins, **self._json("eval_columns")})
+            evaluated.append({"prompt": self.prompt, "seed": begins, **others})
         files = {"sft": rows, "rl": [{"prompt": self.prompt, **own}], "eval": evaluated}
-        steps = [len(done.steps) for done in kept]
         facts: JsonObject = {
             "expert_episodes": count,
             "expert_failed": count - len(kept),
-            "expert_steps": sum(steps),
+            "expert_steps": sum(len(done.steps) for done in kept),
             "padded_actions": padded_in(rows),
         }
         told = statistics_of(kept)
@@ -160,17 +160,15 @@ class Demonstrations:
         opening = as_messages(made.reset(prompt, seed), "reset")
         read: Sequence[Message] = opening
         steps: list[Seen] = []
-        over = False
-        step = Step()
-        while not over:
+        while True:
             state = made.robot_state() if hasattr(made, "robot_state") else None
             action = plain_action(made.expert())
             step = as_step(made.act([action]))
             steps.append(Seen(read, action, step.reward, state))
-            over = step.terminated or step.truncated or len(steps) >= self.most_steps
+            if step.terminated or step.truncated or len(steps) >= self.most_steps:
+                return Demonstration(seed, steps, step)
             answer = cast(Sequence[Message], step.messages)
             read = [*system_part(opening), *answer] if self.rows == "turns" else answer
-        return Demonstration(seed, steps, step)
 
     def _ready(self, used: Json) -> Json:
         """An instance for the next episode: the one of the last, if it may be used again.
@@ -280,10 +278,7 @@ def pieces_of(
     head = ActionHead(token_ids=(), low=tuple(own["q01"]), high=tuple(own["q99"]))
     chunks: JsonArray = []
     for row in rows:
-        chunks += [row["actions"]] if "actions" in row else _chunks_in(row["messages"])
+        said = [row] if "actions" in row else row["messages"]
+        chunks += [one["actions"] for one in said if "actions" in one]
     tables = [2.0 * np.asarray([head.shares(one) for one in chunk]) - 1.0 for chunk in chunks]
     return fit(tables, pieces=pieces, scale=scale)
-
-
-def _chunks_in(messages: Sequence[Json]) -> JsonArray:
-    return [message["actions"] for message in messages if "actions" in message]

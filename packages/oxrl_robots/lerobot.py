@@ -17,7 +17,7 @@ Source: documentation and dataset cards of Hugging Face's LeRobot, "LeRobotDatas
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -35,15 +35,17 @@ OF_ALL = "observation.image"
 CHUNK = 1000  # episodes in a folder
 FPS = 10
 PLACE = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-# What every frame is numbered by.
-NUMBERS = {
+# What every frame is numbered by, and what came of it.
+KINDS = {
     "timestamp": "float32",
     "frame_index": "int64",
     "episode_index": "int64",
     "index": "int64",
     "task_index": "int64",
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.success": "bool",
 }
-OUTCOMES = {"next.reward": "float32", "next.done": "bool", "next.success": "bool"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ def write_episodes(
         raise DataError(f"{directory}: a dataset needs an episode, and every episode a frame")
     if directory.exists() and any(directory.iterdir()):
         raise DataError(f"{directory} is not empty: episodes need a folder of their own")
+    frames = [frame for episode in episodes for frame in episode.frames]
     tasks = list(dict.fromkeys(episode.task for episode in episodes))
     told: JsonArray = []
     first = 0
@@ -103,7 +106,7 @@ def write_episodes(
         begun = {} if episode.seed is None else {"seed": episode.seed}
         length = len(episode.frames)
         told.append({"episode_index": number, "tasks": [episode.task], "length": length, **begun})
-        first += len(episode.frames)
+        first += length
     meta = directory / "meta"
     meta.mkdir(parents=True, exist_ok=True)
     _write_lines(meta / "episodes.jsonl", told)
@@ -122,12 +125,12 @@ def write_episodes(
         "splits": {"train": f"0:{len(episodes)}"},
         "data_path": PLACE,
         "video_path": None,
-        "features": _features(episodes[0].frames[0]),
+        "features": _features(frames[0]),
     }
     write_atomically(meta / "info.json", json.dumps(info, indent=2) + "\n")
-    stats = {"action": statistics([f.action for e in episodes for f in e.frames])}
-    if episodes[0].frames[0].state is not None:
-        states = [cast(Sequence[float], f.state) for e in episodes for f in e.frames]
+    stats = {"action": statistics([frame.action for frame in frames])}
+    if frames[0].state is not None:
+        states = [cast(Sequence[float], frame.state) for frame in frames]
         stats["observation.state"] = statistics(states)
     write_atomically(meta / "stats.json", json.dumps(stats, indent=2) + "\n")
 
@@ -178,13 +181,15 @@ def statistics(rows: Sequence[Sequence[float]]) -> JsonObject:
 
     table = np.asarray(rows, dtype=np.float64)
     low, high = np.quantile(table, [0.01, 0.99], axis=0)
-    found: JsonObject = {
+    return {
         "min": table.min(0).tolist(),
         "max": table.max(0).tolist(),
         "mean": table.mean(0).tolist(),
         "std": table.std(0).tolist(),
+        "count": [len(table)],
+        "q01": low.tolist(),
+        "q99": high.tolist(),
     }
-    return {**found, "count": [len(table)], "q01": low.tolist(), "q99": high.tolist()}
 
 
 def _write_episode(
@@ -196,11 +201,12 @@ def _write_episode(
 
     frames = episode.frames
     count = len(frames)
+    numbers = pa.list_(pa.float32())
     actions = [list(map(float, frame.action)) for frame in frames]
-    columns: JsonObject = {"action": pa.array(actions, pa.list_(pa.float32()))}
+    columns: JsonObject = {"action": pa.array(actions, numbers)}
     if frames[0].state is not None:
         states = [list(map(float, frame.state or ())) for frame in frames]
-        columns["observation.state"] = pa.array(states, pa.list_(pa.float32()))
+        columns["observation.state"] = pa.array(states, numbers)
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     for camera in frames[0].images:
         shown = [
@@ -219,8 +225,7 @@ def _write_episode(
         "next.done": [*before, True],
         "next.success": [*before, episode.success],
     }
-    for name, kind in (NUMBERS | OUTCOMES).items():
-        columns[name] = pa.array(told[name], kind)
+    columns |= {name: pa.array(told[name], kind) for name, kind in KINDS.items()}
     path = directory / PLACE.format(episode_chunk=number // CHUNK, episode_index=number)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
@@ -239,16 +244,12 @@ def _features(frame: Frame) -> JsonObject:
     for camera, content in frame.images.items():
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             shape = [image.height, image.width, 3]
-        found[IMAGES + camera] = _feature("image", shape) | {
-            "names": ["height", "width", "channel"]
-        }
-    for name, kind in (NUMBERS | OUTCOMES).items():
-        found[name] = _feature(kind, [1])
-    return found
+        found[IMAGES + camera] = _feature("image", shape, ["height", "width", "channel"])
+    return found | {name: _feature(kind, [1]) for name, kind in KINDS.items()}
 
 
-def _feature(kind: str, shape: Sequence[int]) -> JsonObject:
-    return {"dtype": kind, "shape": list(shape), "names": None}
+def _feature(kind: str, shape: list[int], names: list[str] | None = None) -> JsonObject:
+    return {"dtype": kind, "shape": shape, "names": names}
 
 
 class _Known(NamedTuple):
@@ -328,23 +329,18 @@ def _tasks(directory: Path) -> dict[int, str]:
         DataError: the file of tasks is damaged; names it and the line.
     """
     lines = directory / "meta" / "tasks.jsonl"
-    found: dict[int, str] = {}
     if lines.is_file():
-        for number, line in enumerate(lines.read_text().splitlines()):
-            if line.strip():
-                task, text = _task_of(lines, number, line)
-                found[task] = text
-        return found
+        return _read_lines(lines, "task", lambda row: (int(row["task_index"]), str(row["task"])))
     table = directory / "meta" / "tasks.parquet"
     if not table.is_file():
         return {}
     import pyarrow.parquet as pq
 
-    for row in pq.read_table(table).to_pylist():
-        # Version 3 keeps the text in the index of a pandas frame.
-        text = row.get("task", row.get("__index_level_0__", ""))
-        found[int(row["task_index"])] = str(text)
-    return found
+    # Version 3 keeps the text in the index of a pandas frame.
+    return {
+        int(row["task_index"]): str(row.get("task", row.get("__index_level_0__", "")))
+        for row in pq.read_table(table).to_pylist()
+    }
 
 
 def _seeds(directory: Path) -> dict[int, int]:
@@ -354,26 +350,25 @@ def _seeds(directory: Path) -> dict[int, int]:
         DataError: the file of episodes is damaged; names it and the line.
     """
     path = directory / "meta" / "episodes.jsonl"
-    found: dict[int, int] = {}
-    if not path.is_file():
-        return found
-    for number, line in enumerate(path.read_text().splitlines()):
+    return _read_lines(path, "episode", _seed_of) if path.is_file() else {}
+
+
+def _seed_of(episode: Json) -> tuple[int, int] | None:
+    return (int(episode["episode_index"]), int(episode["seed"])) if "seed" in episode else None
+
+
+def _read_lines(
+    path: Path, what: str, read: Callable[[Json], tuple[int, Json] | None]
+) -> dict[int, Json]:
+    """What the lines of a file say by number; `read` returns both, or None for nothing."""
+    found: dict[int, Json] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            episode = json.loads(line) if line.strip() else {}
-            if "seed" in episode:
-                found[int(episode["episode_index"])] = int(episode["seed"])
+            told = read(json.loads(line)) if line.strip() else None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            problem = f"{path} line {number + 1} is no episode, but {line!r:.60}"
-            raise DataError(problem) from error
+            raise DataError(f"{path} line {number} is no {what}, but {line!r:.60}") from error
+        found.update([told] if told else [])
     return found
-
-
-def _task_of(path: Path, number: int, line: str) -> tuple[int, str]:
-    try:
-        task = json.loads(line)
-        return int(task["task_index"]), str(task["task"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} line {number + 1} is no task, but {line!r:.60}") from error
 
 
 def _write_lines(path: Path, lines: Sequence[Json]) -> None:

@@ -24,16 +24,12 @@ from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import seed_of, shown_with
 from oxrl.types import Names, Prompt
 from oxrl.usercode.environments import Message, Step
+from oxrl_datasets.visual import COLORS
 
 SIDE = 5  # tiles
 TILE = 8  # pixels
 MIDDLE = 2.0
-COLORS = {
-    "red": (230, 40, 40),
-    "green": (30, 180, 60),
-    "blue": (50, 80, 230),
-    "yellow": (240, 220, 40),
-}
+
 # Action -> the way there, down and right, in tiles; the ends lie in the same order.
 MOVES = {"up": (-1.0, 0.0), "down": (1.0, 0.0), "left": (0.0, -1.0), "right": (0.0, 1.0)}
 Pixels = NDArray[np.uint8]
@@ -73,8 +69,7 @@ class RasterWorld:
         self.place = (MIDDLE, MIDDLE)
         self._empty = np.zeros((SIDE * TILE, SIDE * TILE, 3), np.uint8)
         for color, end in zip(layout.colors, ENDS, strict=True):
-            down = int(end[0]) * TILE
-            right = int(end[1]) * TILE
+            down, right = (int(at) * TILE for at in end)
             self._empty[down : down + TILE, right : right + TILE] = COLORS[color]
 
     def move(self, down: float, right: float) -> int | None:
@@ -92,8 +87,7 @@ class RasterWorld:
         if inside and on_cross:
             self.place = there
         for number, end in enumerate(ENDS):
-            far = max(abs(self.place[0] - end[0]), abs(self.place[1] - end[1]))
-            if far < 0.5:
+            if all(abs(at - there) < 0.5 for at, there in zip(self.place, end, strict=True)):
                 return number
         return None
 
@@ -147,7 +141,6 @@ class RasterEnvironment:
         self._max_steps = max_steps
         self._instruction = instruction
         self._blind = blind
-        self._steps = 0
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """The first image, and the colour.
@@ -163,9 +156,7 @@ class RasterEnvironment:
         if split not in SPLITS:
             raise ValueError(f"the column split is {split!r}, need {' or '.join(SPLITS)}")
         chosen = random.Random(seed_of(prompt, seed)).choice(LAYOUTS[split])
-        self.world = RasterWorld(chosen)
-        self._shown = RasterWorld(LAYOUTS["train"][0]) if self._blind else self.world
-        self._steps = 0
+        self.restore({"layout": chosen, "place": (MIDDLE, MIDDLE), "steps": 0})
         return [self._said()]
 
     def act(self, actions: Sequence[Json]) -> Step:
@@ -184,12 +175,11 @@ class RasterEnvironment:
             end = self.world.move(down, right)
             if end is not None:
                 right_one = end == layout.goal
-                reason = f"reached {layout.colors[end]}"
                 return Step(
                     [self._said()],
                     float(right_one),
                     terminated=True,
-                    reason=reason,
+                    reason=f"reached {layout.colors[end]}",
                     executed=count,
                     success=right_one,
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from oxrl.data.demonstrations import chunk_at, padded_in
@@ -56,18 +57,14 @@ class LeRobotRows:
         rows: Rows = []
         actions: list[Sequence[float]] = []
         count = 0
-        for episode in read_episodes(source):
-            if count == limit:
-                break
-            if self.successful and not episode.success:
-                continue
+        wanted = (one for one in read_episodes(source) if one.success or not self.successful)
+        for episode in islice(wanted, limit):
             rows += self._rows(episode, source)
             actions += [frame.action for frame in episode.frames]
             count += 1
         if not rows:
             raise DataError(f"{source}: no episode that may be learned from")
-        facts: JsonObject = {"episodes": count, "frames": len(actions)}
-        facts["padded_actions"] = padded_in(rows)
+        facts = {"episodes": count, "frames": len(actions), "padded_actions": padded_in(rows)}
         told: JsonObject = {"action": statistics(actions)}
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
         return Made({"sft": rows}, facts, told, code=code)
@@ -84,13 +81,12 @@ class LeRobotRows:
         return rows
 
     def _image(self, frame: Frame, source: Path) -> bytes:
-        there = ", ".join(frame.images) or "none"
-        if self.camera in frame.images:
-            return frame.images[self.camera]
-        if self.camera or len(frame.images) != 1:
-            raise DataError(f"{source}: option camera={self.camera!r}, there are {there}")
-        [only] = frame.images.values()
-        return only
+        there = [*frame.images]
+        camera = self.camera or (there[0] if len(there) == 1 else "")
+        if camera not in frame.images:
+            told = ", ".join(there) or "none"
+            raise DataError(f"{source}: option camera={self.camera!r}, there are {told}")
+        return frame.images[camera]
 
 
 def as_robot_episode(done: Demonstration) -> RobotEpisode:

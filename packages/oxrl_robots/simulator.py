@@ -86,11 +86,11 @@ class SimulatorEnvironment:
         self._expert = _expert(expert) if expert else None
         self._frame: Json = None
         space = self._made.action_space
-        self._numbers = type(space).__name__ == "Box"
-        if not self._numbers and type(space).__name__ != "Discrete":
+        kind = type(space).__name__
+        if kind not in ("Discrete", "Box"):
             raise ValueError(f"the actions of {id} are {space}; need Discrete or Box")
-        names = [] if self._numbers else _names(self._made)
-        self._names = {name: place for place, name in enumerate(names)}
+        self._numbers = kind == "Box"
+        self._names = [] if self._numbers else _names(self._made)
 
     @classmethod
     def prepare(cls, **options: Json) -> None:
@@ -134,15 +134,13 @@ class SimulatorEnvironment:
             The image after the last one that was done, and the sum of the rewards.
         """
         total = 0.0
-        success: bool | None = None
         for count, action in enumerate(actions, start=1):
             _, reward, terminated, truncated, info = self._made.step(self._given(action))
             success = self._succeeded(float(reward), info)
-            if self._outcome_at is None:
-                total += float(reward)
-            else:
-                total += float(bool(success))
-                terminated = terminated or bool(success)
+            if self._outcome_at is not None:
+                reward = bool(success)
+                terminated = terminated or success
+            total += float(reward)
             if terminated or truncated:
                 return Step(
                     [self._said()],
@@ -171,11 +169,11 @@ class SimulatorEnvironment:
     def state(self) -> JsonObject:
         """All that decides what comes next, for `restore` into an environment that was reset."""
         inner = self._made.unwrapped
-        steps = [(layer, vars(layer)["_elapsed_steps"]) for layer in _counting(self._made)]
-        found: JsonObject = {"steps": [count for _, count in steps]}
-        found["random"] = copy.deepcopy(inner.np_random.bit_generator.state)
-        found["inner"] = _mujoco_state(inner) if _is_mujoco(inner) else copy.deepcopy(_own(inner))
-        return found
+        return {
+            "steps": [layer["_elapsed_steps"] for layer in _counting(self._made)],
+            "random": copy.deepcopy(inner.np_random.bit_generator.state),
+            "inner": _mujoco_state(inner) if _is_mujoco(inner) else copy.deepcopy(_own(inner)),
+        }
 
     def restore(self, state: Fields) -> None:
         """Go on from where `state` was taken, with the same images, rewards and ends.
@@ -191,7 +189,7 @@ class SimulatorEnvironment:
             vars(inner).update(copy.deepcopy(state["inner"]))
         inner.np_random.bit_generator.state = copy.deepcopy(state["random"])
         for layer, count in zip(_counting(self._made), state["steps"], strict=True):
-            vars(layer)["_elapsed_steps"] = count
+            layer["_elapsed_steps"] = count
 
     def _said(self) -> Message:
         if self._frame is None or not self._blind:
@@ -215,7 +213,7 @@ class SimulatorEnvironment:
         if not self._numbers:
             if action not in self._names:
                 raise ValueError(f"there is no action {action!r}, but {', '.join(self._names)}")
-            return self._names[action]
+            return self._names.index(action)
         import numpy as np  # Gymnasium needs it anyway
 
         space = self._made.action_space
@@ -240,14 +238,13 @@ def _names(made: Made) -> list[str]:
     return list(own) or [str(number + start) for number in range(int(made.action_space.n))]
 
 
-def _counting(made: Made) -> list[Made]:
-    """The layers around an environment that count its steps."""
-    found: list[Made] = []
+def _counting(made: Made) -> list[JsonObject]:
+    """The attributes of layers around an environment that count its steps."""
+    found: list[JsonObject] = []
     while hasattr(made, "env"):
-        if "_elapsed_steps" in vars(made):
-            found.append(made)
+        found.append(vars(made))
         made = made.env
-    return found
+    return [layer for layer in found if "_elapsed_steps" in layer]
 
 
 def _own(inner: Made) -> JsonObject:
@@ -272,19 +269,22 @@ def _fix_camera(inner: Made) -> None:
 
 
 def _mujoco_state(inner: Made) -> Json:
-    mujoco = need("mujoco", "simulators")
+    mujoco, which = _mujoco()
     import numpy as np
 
-    which = mujoco.mjtState.mjSTATE_INTEGRATION
     found = np.empty(mujoco.mj_stateSize(inner.model, which))
     mujoco.mj_getState(inner.model, inner.data, found, which)
     return found
 
 
 def _set_mujoco_state(inner: Made, state: Json) -> None:
-    mujoco = need("mujoco", "simulators")
-    which = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco, which = _mujoco()
     mujoco.mj_setState(inner.model, inner.data, state, which)
     # What follows from the state is computed anew, and overwrites a part of it.
     mujoco.mj_forward(inner.model, inner.data)
     mujoco.mj_setState(inner.model, inner.data, state, which)
+
+
+def _mujoco() -> tuple[Made, Made]:
+    mujoco = need("mujoco", "simulators")
+    return mujoco, mujoco.mjtState.mjSTATE_INTEGRATION
