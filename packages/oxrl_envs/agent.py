@@ -8,6 +8,7 @@ tokens; any other one begins anew.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,12 +18,12 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from oxrl.runs.process_exit import end_of
 from oxrl.types import Named, Objects, Prompt
 from oxrl.usercode.environments import Environment, Message, Step
-from oxrl_envs.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
+from oxrl_envs.chat_endpoint import Asked, ChatEndpoint, Json, answer_message, plain_message
 
 # How much of what a program printed is read for its reward, and shown where it failed.
 MOST_OUTPUT = 1 << 16
@@ -51,11 +52,11 @@ class AgentEnvironment(Environment):
         Raises:
             ValueError: the program is not there.
         """
-        program = words_of(options.get("command") or "")[:1]
-        if not program:
+        words = words_of(options.get("command") or "")
+        if not words:
             raise ValueError("name the program: environment.options.command")
-        if shutil.which(program[0]) is None:
-            raise ValueError(f"environment.options.command: there is no program {program[0]!r}")
+        if shutil.which(words[0]) is None:
+            raise ValueError(f"environment.options.command: there is no program {words[0]!r}")
 
     def __init__(self, command: str | Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._words = words_of(command)
@@ -66,9 +67,9 @@ class AgentEnvironment(Environment):
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Asked | None = None
         # The conversation after each turn, and the last message of it as the policy wrote it.
-        self._known: list[list[dict[str, Any]]] = []
-        self._written: list[tuple[dict[str, Any], str]] = []
-        self.tools: list[dict[str, Any]] = []
+        self._known: list[list[Json]] = []
+        self._written: list[tuple[Json, str]] = []
+        self.tools: list[Json] = []
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """Start the program and wait for what it asks first.
@@ -79,7 +80,7 @@ class AgentEnvironment(Environment):
         self._start(prompt, seed)
         self._asked = self._endpoint.asked.get()
         if self._asked is None:
-            raise RuntimeError(f"the program asked nothing{self._how_it_ended()}")
+            raise RuntimeError(f"the program asked nothing{self._how_it_ended()[1]}")
         self.tools = self._asked.tools
         return self._as_read(self._asked.messages)
 
@@ -108,15 +109,13 @@ class AgentEnvironment(Environment):
 
     def _goes_on_from(self, messages: Sequence[Named]) -> int | None:
         """The turn after which `messages` go on, the longest conversation first; None: none."""
-        found: int | None = None
+        turns: list[tuple[int, int]] = []
         for turn, known in enumerate(self._known):
             added = messages[len(known) :]
             begins = list(messages[: len(known)]) == known
-            answers = bool(added) and all(message["role"] != "assistant" for message in added)
-            if begins and answers:
-                longer = found is None or len(known) >= len(self._known[found])
-                found = turn if longer else found
-        return found
+            if added and begins and all(message["role"] != "assistant" for message in added):
+                turns.append((len(known), turn))
+        return max(turns)[1] if turns else None
 
     def close(self) -> None:
         """End the program and the endpoint."""
@@ -158,37 +157,33 @@ class AgentEnvironment(Environment):
         Raises:
             RuntimeError: it failed.
         """
-        process = self._process
-        assert process is not None
-        if process.wait() != 0:
-            raise RuntimeError(f"the program failed{self._how_it_ended()}")
-        lines = _end_of(self._output).decode(errors="replace").strip().splitlines()
-        try:
-            found = json.loads(lines[-1]) if lines else {}
-        except (ValueError, RecursionError):
-            found = {}
-        said = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        code, told = self._how_it_ended()
+        if code:
+            raise RuntimeError(f"the program failed{told}")
+        lines = _end_of(self._output).splitlines()
+        found: Any = None
+        with contextlib.suppress(ValueError, RecursionError, IndexError):
+            found = json.loads(lines[-1])
+        said: Json = found if isinstance(found, dict) else {}
         reward = said.get("reward", 0.0)
         return Step((), reward, terminated=True, reason=str(said.get("reason", "")))
 
-    def _how_it_ended(self) -> str:
-        process = self._process
-        assert process is not None
-        printed = _end_of(self._errors).decode(errors="replace").strip()[-MOST_SHOWN:]
-        return f" (exit code {process.wait()})" + (
-            f"; it printed last: {printed}" if printed else ""
-        )
+    def _how_it_ended(self) -> tuple[int, str]:
+        """The exit code of the program, and the words for it."""
+        assert self._process is not None
+        code = self._process.wait()
+        printed = _end_of(self._errors)[-MOST_SHOWN:]
+        last = f"; it printed last: {printed}" if printed else ""
+        return code, f" (exit code {code}){last}"
 
     def _as_read(self, messages: Sequence[Named]) -> list[Message]:
         """Messages for the chat template; what the policy wrote as it wrote it."""
         found: list[Message] = []
         for message in messages:
             texts = [text for known, text in self._written if known == message]
-            plain = {name: value for name, value in message.items() if name != "tool_calls"}
-            if texts:
-                plain["content"] = texts[-1]
-            elif message.get("tool_calls"):
-                plain["content"] += _calls_as_text(message["tool_calls"])
+            plain = dict(message)
+            calls = plain.pop("tool_calls", ())
+            plain["content"] = texts[-1] if texts else plain["content"] + _calls_as_text(calls)
             found.append(plain)
         return found
 
@@ -228,11 +223,10 @@ def filled(words: Sequence[str], row: Objects) -> list[str]:
     return found
 
 
-def _end_of(file: IO[bytes]) -> bytes:
+def _end_of(file: IO[bytes]) -> str:
     """The end of what was written to a file."""
-    size = os.fstat(file.fileno()).st_size
-    start = max(0, size - MOST_OUTPUT)
-    return os.pread(file.fileno(), MOST_OUTPUT, start)
+    start = max(0, os.fstat(file.fileno()).st_size - MOST_OUTPUT)
+    return os.pread(file.fileno(), MOST_OUTPUT, start).decode(errors="replace").strip()
 
 
 def _calls_as_text(calls: Sequence[Mapping[str, str]]) -> str:

@@ -8,7 +8,23 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# Beyond these a calculation would take time and memory instead of giving a number.
+MOST_EXPRESSION = 500
+MOST_POWER = 1000
+MOST_NUMBER = 10**100
+
+
+def _power(base: float, exponent: float) -> float:
+    if abs(exponent) > MOST_POWER:
+        raise ValueError(f"exponents go up to {MOST_POWER}")
+    found = base**exponent
+    if isinstance(found, complex) or not math.isfinite(found):
+        raise ValueError("the power is no real number")
+    return found
+
+
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Pow: _power,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -18,10 +34,6 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# Beyond these a calculation would take time and memory instead of giving a number.
-MOST_EXPRESSION = 500
-MOST_POWER = 1000
-MOST_NUMBER = 10**100
 
 
 def calculator(expression: str) -> str:
@@ -51,23 +63,12 @@ def _value(node: ast.expr) -> float:
             found = number
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
             found = OPERATORS[type(sign)](_value(operand))
-        case ast.BinOp(op=ast.Pow(), left=left, right=right):
-            found = _power(_value(left), _value(right))
         case ast.BinOp(op=kind, left=left, right=right) if type(kind) in OPERATORS:
             found = OPERATORS[type(kind)](_value(left), _value(right))
         case _:
             raise ValueError(f"only numbers, + - * / // % ** and brackets, not {ast.unparse(node)}")
     if abs(found) > MOST_NUMBER:
         raise ValueError("the number is too large")
-    return found
-
-
-def _power(base: float, exponent: float) -> float:
-    if abs(exponent) > MOST_POWER:
-        raise ValueError(f"exponents go up to {MOST_POWER}")
-    found = base**exponent
-    if isinstance(found, complex) or not math.isfinite(found):
-        raise ValueError("the power is no real number")
     return found
 
 

@@ -106,29 +106,22 @@ def plain_message(given: Json) -> Json:
 
 
 def _text_of(content: object) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise BadRequest("the content of a message must be text, or parts of text")
-        texts.append(text)
-    return "".join(texts)
+    if isinstance(content, str | None):
+        return content or ""
+    parts: list[Any] = content if isinstance(content, list) else [content]
+    try:
+        return "".join(part["text"] for part in parts)
+    except (KeyError, TypeError) as error:
+        problem = "the content of a message must be text, or parts of text"
+        raise BadRequest(problem) from error
 
 
 def _plain_call(call: Json) -> Json:
     named = call.get("function")
     if not isinstance(named, dict):
         raise BadRequest("a tool call needs a function")
-    return {
-        "id": str(call.get("id", "")),
-        "name": str(named.get("name", "")),
-        "arguments": str(named.get("arguments", "")),
-    }
+    told = {"name": "", "arguments": ""} | named | {"id": call.get("id", "")}
+    return {name: str(told[name]) for name in ("id", "name", "arguments")}
 
 
 def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
@@ -149,16 +142,12 @@ def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
     if not made or len(made) < len(calls):
         return message  # nothing is called, or something that nobody could
     around = TAGGED.sub("", text).strip() if TAGGED.search(text) else ""
-    message["content"] = around or None
-    message["tool_calls"] = [
-        {
-            "id": f"call_{turn}_{number}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for number, call in enumerate(made)
+    named = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in made]
+    called = [
+        {"id": f"call_{turn}_{number}", "type": "function", "function": function}
+        for number, function in enumerate(named)
     ]
-    return message
+    return message | {"content": around or None, "tool_calls": called}
 
 
 class ChatEndpoint:
@@ -222,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.rstrip("/") == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": "oxrl", "object": "model"}]})
         else:
-            self._refuse(404, f"there is no {self.path}; POST {PATH}")
+            self._refuse_place()
 
     def do_POST(self) -> None:
         """A turn of the policy."""
@@ -232,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given.encode(), endpoint.key.encode()):
             self._refuse(401, "the key is not that of OPENAI_API_KEY")
         elif self.path.rstrip("/") != PATH:
-            self._refuse(404, f"there is no {self.path}; POST {PATH}")
+            self._refuse_place()
         elif not re.fullmatch("[0-9]{1,18}", length):
             self._refuse(400, "Content-Length must be a number of bytes")
         elif int(length) > MOST_BODY:
@@ -255,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         if request.get("stream"):
             self._stream(about, choice, message)
             return
-        counted = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        counted = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
         choices = [choice | {"message": message}]
         whole = about | {"object": "chat.completion", "choices": choices, "usage": counted}
         self._send(200, whole)
@@ -268,6 +257,9 @@ class _Handler(BaseHTTPRequestHandler):
         chunk = about | {"object": "chat.completion.chunk"}
         lines = [f"data: {json.dumps(chunk | {'choices': [event]})}\n\n" for event in events]
         self._write(200, "text/event-stream", "".join(lines) + "data: [DONE]\n\n")
+
+    def _refuse_place(self) -> None:
+        self._refuse(404, f"there is no {self.path}; POST {PATH}")
 
     def _refuse(self, status: int, why: str) -> None:
         # What was sent may not have been read.

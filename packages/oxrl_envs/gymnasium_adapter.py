@@ -79,8 +79,8 @@ class GymnasiumEnvironment:
                 f"the actions of {id} are {space}; only Discrete and Text can be written as text"
             )
         self._free = kind == "Text"
-        self._start = 0 if self._free else int(space.start)
-        self._count = 0 if self._free else int(space.n)
+        start = 0 if self._free else int(space.start)
+        self._numbers = range(start, start if self._free else start + int(space.n))
         self._names = self._named(actions)
         self._show_actions = show_actions and not self._free
 
@@ -95,8 +95,7 @@ class GymnasiumEnvironment:
             MissingExtraError: gymnasium is not installed.
             ValueError: a wrong option.
         """
-        made = cls(**options)
-        made.close()
+        cls(**options).close()
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """The row's messages, and behind them what the environment shows.
@@ -127,8 +126,7 @@ class GymnasiumEnvironment:
             reason = "parse_error" if self._ends else "no action"
             return Step(problem, self._no_action_reward, terminated=self._ends, reason=reason)
         observation, reward, terminated, truncated, _ = self._made.step(action)
-        shown = self._shown(observation)
-        return Step(shown, float(reward), bool(terminated), bool(truncated))
+        return Step(self._shown(observation), float(reward), bool(terminated), bool(truncated))
 
     def close(self) -> None:
         """End the environment."""
@@ -136,45 +134,43 @@ class GymnasiumEnvironment:
 
     def _named(self, given: Sequence[str] | None) -> Names:
         """Names of the actions; empty where they have none."""
+        count = len(self._numbers)
         names = tuple(given or ()) or action_names(self._made)
-        if given and len(names) != self._count:
+        if len(names) == count:
+            return tuple(name.lower() for name in names)
+        if given:
             raise ValueError(
-                f"environment.options.actions has {len(names)} names, and there are "
-                f"{self._count} actions"
+                f"environment.options.actions has {len(names)} names, and there are {count} actions"
             )
-        return tuple(name.lower() for name in names) if len(names) == self._count else ()
+        return ()
 
-    def _choices(self) -> list[str]:
-        numbers = range(self._start, self._start + self._count)
-        return list(self._names) if self._names else [str(number) for number in numbers]
+    def _choices(self) -> Sequence[str]:
+        return self._names or list(map(str, self._numbers))
 
     def _listed(self) -> str:
         return "a text that it allows" if self._free else ", ".join(self._choices())
 
     def _chosen(self, text: str) -> int | None:
         """The last action that a text names."""
-        known = {name: self._start + place for place, name in enumerate(self._names)}
-        numbers = range(self._start, self._start + self._count)
-        known |= {str(number): number for number in numbers}
+        known = dict(zip(self._names, self._numbers, strict=False))
+        known |= {str(number): number for number in self._numbers}
         longest_first = sorted(known, key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first))
         found = re.findall(rf"(?<![\w-])(?:{pattern})(?!\w)", text.lower())
         return known[found[-1]] if found else None
 
     def _shown(self, observation: object) -> str:
-        if isinstance(observation, str):
-            return capped(observation, MOST_OBSERVATION)
         inner = self._made.unwrapped
-        view = self._view
-        if view == "auto" and self._made.render_mode == "ansi":
-            view = "ansi"
-        if view == "auto" and hasattr(inner, "pprint_grid"):
-            view = "grid"
-        if view == "ansi":
-            return capped(uncolored(str(self._made.render())).strip("\n"), MOST_OBSERVATION)
-        if view == "grid":
-            return capped(f"{inner.mission}\n{inner.pprint_grid()}", MOST_OBSERVATION)
-        return capped(json.dumps(plain(observation)), MOST_OBSERVATION)
+        auto = self._view == "auto"
+        if isinstance(observation, str):
+            text = observation
+        elif self._view == "ansi" or (auto and self._made.render_mode == "ansi"):
+            text = uncolored(str(self._made.render())).strip("\n")
+        elif self._view == "grid" or (auto and hasattr(inner, "pprint_grid")):
+            text = f"{inner.mission}\n{inner.pprint_grid()}"
+        else:
+            text = json.dumps(plain(observation))
+        return capped(text, MOST_OBSERVATION)
 
 
 def action_names(made: Any) -> Names:
@@ -254,4 +250,4 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+    return value if isinstance(value, int | float | str | None) else str(value)

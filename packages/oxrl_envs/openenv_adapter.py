@@ -163,15 +163,14 @@ class OpenEnvEnvironment:
         raise RuntimeError(f"the OpenEnv server answered {what} with {why}{hint}")
 
     def _text(self, found: Named) -> str:
-        observation = dict(found.get("observation") or {})
+        observation: Named = found.get("observation") or {}
+        value = {name: item for name, item in observation.items() if name not in ENVELOPE}
         if self._shown:
             if self._shown not in observation:
                 has = ", ".join(observation) or "nothing"
                 problem = f"environment.options.observation={self._shown}"
                 raise ValueError(f"{problem}: an observation has {has}")
             value = observation[self._shown]
-        else:
-            value = {name: item for name, item in observation.items() if name not in ENVELOPE}
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return capped(text, MOST_OBSERVATION)
 

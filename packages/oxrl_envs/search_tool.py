@@ -6,8 +6,9 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,22 +51,18 @@ class Bm25:
 
     def __init__(self, texts: Sequence[str]) -> None:
         counts = [Counter(words(text)) for text in texts]
-        lengths = [count.total() for count in counts]
-        mean = sum(lengths) / len(lengths) or 1.0
-        places: dict[str, list[int]] = {}
-        often: dict[str, list[int]] = {}
+        lengths = np.array([count.total() for count in counts])
+        places: dict[str, list[tuple[int, int]]] = {}
         for number, count in enumerate(counts):
             for word, times in count.items():
-                places.setdefault(word, []).append(number)
-                often.setdefault(word, []).append(times)
-        longer = K1 * (1 - B + B * np.array(lengths) / mean)
+                places.setdefault(word, []).append((number, times))
+        longer = K1 * (1 - B + B * lengths / (lengths.mean() or 1.0))
         self._count = len(texts)
         self._weights: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        for word, numbers in places.items():
-            inside = np.array(numbers)
-            times = np.array(often[word])
-            idf = math.log(1 + (self._count - len(numbers) + 0.5) / (len(numbers) + 0.5))
-            weights = idf * times * (K1 + 1) / (times + longer[inside])
+        for word, found in places.items():
+            inside, often = np.array(found).T
+            idf = math.log(1 + (self._count - len(found) + 0.5) / (len(found) + 0.5))
+            weights = idf * often * (K1 + 1) / (often + longer[inside])
             self._weights[word] = (inside, weights.astype(np.float32))
 
     def best(self, query: str, top: int) -> list[tuple[int, float]]:
@@ -86,19 +83,15 @@ class Bm25:
         return [(int(number), float(scores[number])) for number in order if scores[number] > 0]
 
 
-class Passages:
+class Passages(NamedTuple):
     """The passages of a file, and which of them fit.
 
-    Args:
-        titles: of each text, perhaps empty.
-        texts: as many, at least one.
+    titles: of each text, perhaps empty. texts: as many, at least one.
     """
 
-    def __init__(self, titles: Sequence[str], texts: Sequence[str]) -> None:
-        self.titles = titles
-        self.texts = texts
-        pairs = zip(titles, texts, strict=True)
-        self.ranking = Bm25([f"{title}\n{text}" for title, text in pairs])
+    titles: Sequence[str]
+    texts: Sequence[str]
+    ranking: Bm25
 
 
 # Read once in the process that all episodes are copies of.
@@ -122,7 +115,8 @@ def read_passages(file: str) -> Passages:
         titles.append(_text(record, "title") if "title" in record.fields else "")
     if not texts:
         raise DataError(f"{file} has no row; a passage is {EXPECTED}")
-    return Passages(titles, texts)
+    pairs = zip(titles, texts, strict=True)
+    return Passages(titles, texts, Bm25([f"{title}\n{text}" for title, text in pairs]))
 
 
 def _text(record: Record, field: str) -> str:
@@ -153,11 +147,8 @@ class SearchTool:
         self._file = str(Path(file).resolve())
         self._top = top
         self._longest = longest
-
-    @property
-    def function(self) -> Callable[[str], str]:
-        """The function that the policy calls."""
-        return self.search
+        # What the policy calls.
+        self.function = self.search
 
     def search(self, query: str) -> str:
         """Search for passages; returns those that fit best.

@@ -52,6 +52,7 @@ class MLflowTracker:
     def __init__(self, run: TrackedRun) -> None:
         address = hide_password(os.environ)
         self._directory = run.directory
+        self._state = run.directory / "mlflow.json"
         self._start = str(run.params.get("model.name", ""))
         self._client = MlflowClient(
             tracking_uri=address or f"sqlite:///{run.directory / 'mlflow.db'}"
@@ -70,8 +71,8 @@ class MLflowTracker:
         for record in records:
             step = record["step"]
             # "step" last: its latest value is where a later mirror of the run goes on.
-            for key, value in [*numbers(record).items(), ("step", float(step))]:
-                metrics.append(Metric(mlflow_name(key), value, now_ms, step))
+            values = numbers(record) | {"step": float(step)}
+            metrics += [Metric(mlflow_name(key), values[key], now_ms, step) for key in values]
         for start in range(0, len(metrics), BATCH_LIMIT):
             self._client.log_batch(self._id, metrics=metrics[start : start + BATCH_LIMIT])
         self.logged = records[-1]["step"]
@@ -84,10 +85,9 @@ class MLflowTracker:
 
     def _open(self, name: str, *, local: bool) -> Run:
         """A new run of MLflow's, or the one that an earlier start made."""
-        state = self._directory / "mlflow.json"
         client = self._client
-        if state.exists():
-            run = client.get_run(json.loads(state.read_bytes())["run_id"])
+        if self._state.exists():
+            run = client.get_run(json.loads(self._state.read_bytes())["run_id"])
             client.update_run(run.info.run_id, status="RUNNING")
             return run
         found = client.get_experiment_by_name(EXPERIMENT)
@@ -99,7 +99,7 @@ class MLflowTracker:
             experiment = found.experiment_id
         run = client.create_run(experiment, run_name=name)
         ids = {"run_id": run.info.run_id, "experiment_id": experiment}
-        write_atomically(state, pretty_json(ids))
+        write_atomically(self._state, pretty_json(ids))
         return run
 
     def _describe(self, found: Run, run: TrackedRun) -> None:
@@ -149,8 +149,7 @@ class MLflowTracker:
 
     def _add_checkpoints(self) -> None:
         """Every checkpoint that is not there yet, and what it came from."""
-        state = self._directory / "mlflow.json"
-        known: Json = json.loads(state.read_bytes())
+        known: Json = json.loads(self._state.read_bytes())
         models: Json = known.setdefault("checkpoints", {})
         for step, folder in list_checkpoints(self._directory / "checkpoints"):
             digest = seal_of(folder)
@@ -173,7 +172,7 @@ class MLflowTracker:
             self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
             self._client.log_outputs(self._id, [LoggedModelOutput(model.model_id, step)])
             models[str(step)] = {"sha256": digest, "model_id": model.model_id}
-            write_atomically(state, pretty_json(known))
+            write_atomically(self._state, pretty_json(known))
 
     def _origin(self) -> str:
         """The model that the run began with: the seal of a checkpoint, or its name and commit."""
@@ -186,10 +185,7 @@ class MLflowTracker:
 
     def _add_samples(self) -> None:
         """The newest samples as a table."""
-        samples = self._directory / "samples.jsonl"
-        if not samples.is_file():
-            return
-        newest = deque(read_records(samples), maxlen=TABLE_ROWS)
+        newest = deque(read_records(self._directory / "samples.jsonl"), maxlen=TABLE_ROWS)
         if not newest:
             return
         rows = [[line.get(name) for name in SHOWN] for line in newest]
@@ -205,6 +201,5 @@ def seal_of(folder: Path) -> str:
     return str(manifest.get("sha256", ""))
 
 
-def open_tracker(run: TrackedRun) -> MLflowTracker:
-    """See `oxrl.runs.trackers.follow.Opens`."""
-    return MLflowTracker(run)
+# What the entry point names.
+open_tracker = MLflowTracker

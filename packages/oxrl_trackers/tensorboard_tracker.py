@@ -29,10 +29,8 @@ class TensorBoardTracker:
 
     def log(self, records: list[Json]) -> None:
         for record in records:
-            values: list[Summary.Value] = []
-            for name, value in numbers(record).items():
-                values.append(Summary.Value(tag=name, simple_value=value))
-            self._add(record["step"], values)
+            values = numbers(record).items()
+            self._add(record["step"], [Summary.Value(tag=k, simple_value=v) for k, v in values])
         self._writer.flush()
         self.logged = records[-1]["step"]
         self._place.note(self.logged)
@@ -61,6 +59,5 @@ def _as_markdown(params: Json) -> str:
     return "\n".join(["| field | value |", "|---|---|", *rows])
 
 
-def open_tracker(run: TrackedRun) -> TensorBoardTracker:
-    """See `oxrl.runs.trackers.follow.Opens`."""
-    return TensorBoardTracker(run)
+# What the entry point names.
+open_tracker = TensorBoardTracker

@@ -48,6 +48,5 @@ class TrackioTracker:
         pass  # nothing is held open, and trackio has no word for it
 
 
-def open_tracker(run: TrackedRun) -> TrackioTracker:
-    """See `oxrl.runs.trackers.follow.Opens`."""
-    return TrackioTracker(run)
+# What the entry point names.
+open_tracker = TrackioTracker

@@ -39,6 +39,5 @@ class WandbTracker:
         self._run.finish(exit_code=0 if outcome == "FINISHED" else 1)
 
 
-def open_tracker(run: TrackedRun) -> WandbTracker:
-    """See `oxrl.runs.trackers.follow.Opens`."""
-    return WandbTracker(run)
+# What the entry point names.
+open_tracker = WandbTracker
