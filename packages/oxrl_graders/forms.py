@@ -6,11 +6,11 @@ says the same whatever its integer is called.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Hashable
 from fractions import Fraction
 
+from oxrl_graders.quantities import remembered
 from oxrl_graders.relations import OR, alternatives, cleaned, expression
 
 _TIME = re.compile(r"(\d{1,2})(?:[:.]([0-5]\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
@@ -41,7 +41,7 @@ def same_form(gold: str, answer: str) -> bool | None:
     return None if meant is said is None else meant == said
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _form(text: str, are_times: bool) -> Hashable | None:
     """Return one value for all spellings of such an answer; None for an answer of another form."""
     if match := are_times and (_TIME.fullmatch(text) or _CLOCK.fullmatch(text)):

@@ -40,11 +40,9 @@ def compared(found: int, relation: str, wanted: int) -> bool:
     Raises:
         ValueError: the relation is neither "less than" nor "at least".
     """
-    if relation == "less than":
-        return found < wanted
-    if relation == "at least":
-        return found >= wanted
-    raise ValueError(f"the relation {relation!r} is neither 'less than' nor 'at least'")
+    if relation not in ("less than", "at least"):
+        raise ValueError(f"the relation {relation!r} is neither 'less than' nor 'at least'")
+    return (found < wanted) == (relation == "less than")
 
 
 def sentences_in(text: str) -> int:
@@ -58,8 +56,7 @@ def sentences_in(text: str) -> int:
     Returns:
         At least 0; a last sentence without a mark counts.
     """
-    count = 0
-    start = 0
+    count = start = 0
     for end in _SENTENCE_END.finditer(text):
         before = text[start : end.start()].split()
         if before and _ends_sentence(end[0], before[-1], text[end.end() :].lstrip()):
@@ -225,14 +222,12 @@ def nth_paragraph_first_word(
         first_word: the word, in small or capital letters, without the punctuation that follows it.
     """
     parts = text.split("\n\n")
-    filled = [part for part in parts if part.strip()]
+    filled = list(filter(str.strip, parts))
     if len(filled) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
-    words = parts[nth_paragraph - 1].split()
-    if not words:
-        return False
-    word = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'))[0]
-    return word.lower() == first_word.lower()
+    words = parts[nth_paragraph - 1].lower().split()[:1]
+    begins = [re.split(r"[.,?!'\"]", word.lstrip("'").lstrip('"'))[0] for word in words]
+    return begins == [first_word.lower()]
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
@@ -266,9 +261,8 @@ def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
         text: the response.
         num_bullets: how many, exactly.
     """
-    stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
-    return len(stars) + len(dashes) == num_bullets
+    patterns = (r"^\s*\*[^\*].*$", r"^\s*-.*$")
+    return sum(len(re.findall(kind, text, re.MULTILINE)) for kind in patterns) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
@@ -287,11 +281,9 @@ def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
         text: the response.
         num_highlights: how many, at least.
     """
-    single = re.findall(r"\*[^\n\*]*\*", text)
-    double = re.findall(r"\*\*[^\n\*]*\*\*", text)
-    count = sum(bool(part.strip("*").strip()) for part in single)
-    count += sum(bool(part.removeprefix("**").removesuffix("**").strip()) for part in double)
-    return count >= num_highlights
+    single = re.findall(r"\*([^\n\*]*)\*", text)
+    double = re.findall(r"\*\*([^\n\*]*)\*\*", text)
+    return len(list(filter(str.strip, single + double))) >= num_highlights
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
@@ -341,9 +333,8 @@ def two_responses(text: str) -> bool:
     Args:
         text: the response.
     """
-    parts = text.split("******")
-    filled = [part.strip() for part in parts if part.strip()]
-    return _filled(parts) == 2 and filled[0] != filled[1]
+    parts = [part.strip() for part in text.split("******")]
+    return _filled(parts) == 2 and len(set(parts) - {""}) == 2
 
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
@@ -426,9 +417,9 @@ def quotation(text: str) -> bool:
 
 def _filled(parts: list[str]) -> int:
     """Count the parts that are not empty; -1 where one in the middle is."""
-    if any(not part.strip() for part in parts[1:-1]):
+    if not all(map(str.strip, parts[1:-1])):
         return -1
-    return sum(bool(part.strip()) for part in parts)
+    return len(list(filter(str.strip, parts)))
 
 
 CHECKS: dict[str, Check] = {

@@ -8,26 +8,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from oxrl.types import Texts
+from oxrl.types import Names, Texts
 
-# First and last letter of a script -> the languages here that are written in it.
-SCRIPTS: dict[tuple[int, int], tuple[str, ...]] = {
-    (0x0041, 0x024F): ("en", "de", "es", "fi", "fr", "it", "pt", "sw"),
-    (0x0400, 0x04FF): ("ru", "bg"),
-    (0x0600, 0x06FF): ("ar", "fa", "ur"),
-    (0x0900, 0x097F): ("hi", "mr", "ne"),
-    (0x0980, 0x09FF): ("bn",),
-    (0x0A00, 0x0A7F): ("pa",),
-    (0x0A80, 0x0AFF): ("gu",),
-    (0x0B80, 0x0BFF): ("ta",),
-    (0x0C00, 0x0C7F): ("te",),
-    (0x0C80, 0x0CFF): ("kn",),
-    (0x0D00, 0x0D7F): ("ml",),
-    (0x0E00, 0x0E7F): ("th",),
-    (0x1E00, 0x1EFF): ("vi",),
-    (0x3040, 0x30FF): ("ja",),
-    (0x4E00, 0x9FFF): ("zh",),
-    (0xAC00, 0xD7AF): ("ko",),
+KANA = range(0x3040, 0x3100)
+# Letters of a script -> the languages here that are written in it.
+SCRIPTS: dict[range, Names] = {
+    range(0x0041, 0x0250): ("en", "de", "es", "fi", "fr", "it", "pt", "sw"),
+    range(0x0400, 0x0500): ("ru", "bg"),
+    range(0x0600, 0x0700): ("ar", "fa", "ur"),
+    range(0x0900, 0x0980): ("hi", "mr", "ne"),
+    range(0x0980, 0x0A00): ("bn",),
+    range(0x0A00, 0x0A80): ("pa",),
+    range(0x0A80, 0x0B00): ("gu",),
+    range(0x0B80, 0x0C00): ("ta",),
+    range(0x0C00, 0x0C80): ("te",),
+    range(0x0C80, 0x0D00): ("kn",),
+    range(0x0D00, 0x0D80): ("ml",),
+    range(0x0E00, 0x0E80): ("th",),
+    range(0x1E00, 0x1F00): ("vi",),
+    KANA: ("ja",),
+    range(0x4E00, 0xA000): ("zh",),
+    range(0xAC00, 0xD7B0): ("ko",),
 }
 WORDS: Texts = {
     "en": "the of and to in is that it for as with was on are this be by you i my not have from",
@@ -68,12 +69,12 @@ def language_of(text: str) -> str:
         text: a sentence or more can be told.
     """
     letters = [letter for letter in text.lower() if letter.isalpha()]
-    places = Counter(script for letter in letters for script in SCRIPTS if _within(letter, script))
+    places = Counter(script for letter in letters for script in SCRIPTS if ord(letter) in script)
     if not places:
         return ""
     if sum(letter in LETTERS["vi"] for letter in letters) > len(letters) / 20:
         return "vi"
-    if places.get((0x3040, 0x30FF)):
+    if places.get(KANA):
         return "ja"
     names = SCRIPTS[places.most_common(1)[0][0]]
     if len(names) == 1:
@@ -83,10 +84,6 @@ def language_of(text: str) -> str:
     evidence = {name: _evidence(name, words, marks) for name in names}
     best = max(evidence, key=lambda name: evidence[name])
     return best if evidence[best] else ""
-
-
-def _within(letter: str, script: tuple[int, int]) -> bool:
-    return script[0] <= ord(letter) <= script[1]
 
 
 def _evidence(name: str, words: Counter[str], letters: Counter[str]) -> int:

@@ -37,6 +37,7 @@ from oxrl_graders.quantities import (
     is_equation,
     plain,
     read_number,
+    remembered,
 )
 from oxrl_graders.relations import (
     closing_bracket,
@@ -145,34 +146,34 @@ def math_reward(response: str, answer: object) -> Score:
     if final is None:
         return Score(value=0.0, reason="no answer found")
     equal = _is_equal(final, gold)
-    if equal is None:
-        return Score(value=0.0, reason=f"no answer found in {final.text[-80:]!r}")
     if equal:
         return Score(value=1.0)
-    return Score(value=0.0, reason=f"read {final.text[-80:]!r}, expected {gold[-80:]!r}")
+    read = repr(final.text[-80:])
+    if equal is None:
+        return Score(value=0.0, reason=f"no answer found in {read}")
+    return Score(value=0.0, reason=f"read {read}, expected {gold[-80:]!r}")
 
 
 def _gold_text(answer: object) -> str | None:
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
-    if isinstance(answer, float):
-        if not isfinite(answer):
-            return None
-        if answer.is_integer():
-            answer = int(answer)
+    if isinstance(answer, float) and not isfinite(answer):
+        return None
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
     return str(answer).strip() or None
 
 
 def _is_equal(final: _Final, gold: str) -> bool | None:
     """True if the answer equals the ground truth; None if it cannot be read."""
+    right = _marked_final(gold)
     number = _read_number(final)
-    expected = _read_number(_gold_final(gold))
+    expected = _read_number(right)
     if number and expected and (number.exact and expected.exact or number.values & expected.values):
-        texts = (final.text, _gold_final(gold).text)
-        names = [match[1] for match in map(_ASSIGNED.match, texts) if match]
+        names = [match[1] for match in map(_ASSIGNED.match, (final.text, right.text)) if match]
         return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
     said = _statement(final)
-    meant = _statement(_gold_final(gold))
+    meant = _statement(right)
     if said and spelling(said) == spelling(meant):
         return True
     decided = same_form(meant, said)
@@ -212,7 +213,7 @@ def _without_label(text: str, other: str) -> str:
 
 
 def _is_readable(gold: str) -> bool:
-    final = _gold_final(gold)
+    final = _marked_final(gold)
     if _read_number(final):
         return True
     meant = _statement(final)
@@ -222,10 +223,13 @@ def _is_readable(gold: str) -> bool:
     return not all(isinstance(item, str) for item in parse(meant))
 
 
-@functools.lru_cache(maxsize=4096)
-def _gold_final(gold: str) -> _Final:
-    final = _final_answer(gold)
-    return final if final is not None and final.marked else _Final(gold, start=0)
+@remembered
+def _marked_final(text: str) -> _Final:
+    """The text at the last marker in one that states an answer, such as a ground truth; else all
+    of it.
+    """
+    final = _final_answer(text)
+    return final if final is not None and final.marked else _Final(text, start=0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -279,12 +283,10 @@ def _is_short(text: str) -> bool:
 
 def _answer_tag(text: str) -> Iterator[_Final]:
     """The content of the last <answer>, or what a marker inside it points to more precisely."""
-    start = text.rfind("<answer>")
-    if start >= 0:
-        content = text[start + len("<answer>") :].partition("</answer>")[0].strip()
-        inner = _final_answer(content)
-        found = inner if inner and inner.marked else _Final(content)
-        yield dataclasses.replace(found, start=start, bare=False)
+    before, tag, after = text.rpartition("<answer>")
+    if tag:
+        found = _marked_final(after.partition("</answer>")[0].strip())
+        yield dataclasses.replace(found, start=len(before), bare=False)
 
 
 def _last_boxes(text: str) -> Iterator[_Final]:
@@ -307,9 +309,9 @@ def _last_boxes(text: str) -> Iterator[_Final]:
 
 
 def _hash_marks(text: str) -> Iterator[_Final]:
-    start = text.rfind("####")
-    if start >= 0:
-        yield _Final(_first_line(text[start + 4 :]), start)
+    before, marks, after = text.rpartition("####")
+    if marks:
+        yield _Final(_first_line(after), len(before))
 
 
 def _prose(text: str) -> Iterator[_Final]:
@@ -338,19 +340,18 @@ def _read_number(final: _Final) -> Quantity | None:
         return None
     text = mark_relations(text if final.marked else _QUOTE.sub("", text))
     formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
-    if final.marked:
-        result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
-        if re.search(r"\d", result):
-            if is_equation(text):
-                return None
-            text = result
+    result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
+    if final.marked and re.search(r"\d", result):
+        if is_equation(text):
+            return None
+        text = result
     lead = final.lead if final.marked else ""
     return read_number(text, lead, last=not final.marked, formula=formula)
 
 
 def _holds_words(text: str) -> bool:
     """True if a statement holds words beside its formulas."""
-    return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None
+    return bool(_PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))))
 
 
 def score_math(prompt: Prompt, text: str) -> Score:

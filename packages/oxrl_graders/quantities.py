@@ -10,6 +10,7 @@ Nothing here imports sympy: most answers are decided by these numbers.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+# Ground truths and answers come again and again in a group.
+remembered = functools.lru_cache(maxsize=4096)
 Table = list[tuple[re.Pattern[str], str]]
 
 

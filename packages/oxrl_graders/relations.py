@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from oxrl_graders.quantities import TEXT_COMMAND, compiled, rewrite
+from oxrl_graders.quantities import TEXT_COMMAND, compiled, remembered, rewrite
 
 # Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
 _NOISE = r"""(?xi)
@@ -156,10 +156,10 @@ def _same_meaning(gold: str, answer: str) -> bool:
         return True
     meant = _read(cleaned(gold))
     said = _read(cleaned(answer))
-    return bool(meant and said and meant.agrees(said))
+    return meant is not None and said is not None and meant.agrees(said)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def cleaned(text: str) -> str:
     """Write every symbol of a statement in one way, and drop its layout.
 
@@ -182,24 +182,21 @@ def spelling(text: str) -> str:
     return re.sub(r"\s|\*\*|`", "", cleaned(text))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _shape(text: str) -> str:
     """relation, interval, tuple, set (with braces), list or single."""
     text = cleaned(text)
     if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
         return "relation"
-    member = _MEMBER.fullmatch(text)
-    inner = (member[2] if member else text).strip()
-    if member or _is_interval(inner):
+    if _MEMBER.fullmatch(text) or _is_interval(text):
         return "interval"
-    pair = bracketed(inner, "(", ")")
+    pair = bracketed(text, "(", ")")
     if pair is not None and len(split_parts(pair)) > 1:
         return "tuple"
-    braces = bracketed(inner, "{", "}")
-    if braces is not None or r"\pm" in inner:
+    if bracketed(text, "{", "}") is not None or r"\pm" in text:
         return "set"
-    several = len(split_parts(THOUSANDS.sub("", inner))) > 1
-    return "list" if several or OR.search(inner) or AND.search(inner) else "single"
+    several = len(split_parts(THOUSANDS.sub("", text))) > 1
+    return "list" if several or OR.search(text) or AND.search(text) else "single"
 
 
 def _is_interval(text: str) -> bool:
@@ -263,7 +260,7 @@ def split_parts(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _read(text: str) -> _Meaning | None:
     """The meaning of a cleaned statement; None if it is no statement."""
     import sympy
@@ -286,14 +283,14 @@ def _read(text: str) -> _Meaning | None:
 
 def _read_values(text: str) -> _Meaning | None:
     """A variable that is, or is in, some values; or the values alone."""
-    for pattern in (_ASSIGNED, _MEMBER):
-        if match := pattern.fullmatch(text):
-            values = _values(match[2].strip())
-            return None if values is None else _Meaning(values, match[1].lstrip("\\"))
-    if "=" in text:
+    variable = ""
+    if match := _ASSIGNED.fullmatch(text) or _MEMBER.fullmatch(text):
+        variable = match[1].lstrip("\\")
+        text = match[2].strip()
+    elif "=" in text:
         return _chain(text)
     values = _values(text)
-    return None if values is None else _Meaning(values)
+    return None if values is None else _Meaning(values, variable)
 
 
 def _joined(clauses: list[str], join: Callable[..., Any] | None) -> _Meaning | None:
@@ -365,14 +362,12 @@ def _values(text: str) -> Any:
     """The set of reals that an interval, a union, a finite set or a number denotes; or None."""
     import sympy
 
-    if "\\setminus" in text:
-        whole, _, removed = text.partition("\\setminus")
+    whole, less, removed = text.partition("\\setminus")
+    if less:
         parts = (_values(whole.strip()), _values(removed.strip()))
         return None if None in parts else parts[0] - parts[1]
     pieces = [_piece(piece.strip()) for piece in _CUP.split(text)]
-    if None in pieces:
-        return None
-    return sympy.Union(*pieces)
+    return None if None in pieces else sympy.Union(*pieces)
 
 
 def _piece(text: str) -> Any:
@@ -405,14 +400,12 @@ def alternatives(text: str) -> Iterator[str]:
         LaTeX of one value.
     """
     for part in split_parts(text):
+        yield part.replace(r"\pm", "+")
         if r"\pm" in part:
-            yield part.replace(r"\pm", "+")
             yield part.replace(r"\pm", "-")
-        else:
-            yield part
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def expression(text: str, infinite: bool = False) -> Any:
     """Read one term as sympy does, its symbols real.
 
@@ -434,11 +427,9 @@ def expression(text: str, infinite: bool = False) -> Any:
         return sympy.Symbol(text, real=True)
     if not text or _WORD.search(text):
         return None
-    found = parse(text)
-    # A mere string, or a set, a relation, a matrix.
-    if not found or not isinstance(found[0], sympy.Expr):
-        return None
-    return found[0]
+    # Else it is a mere string, or a set, a relation, a matrix.
+    found = parse(text)[:1]
+    return found[0] if found and isinstance(found[0], sympy.Expr) else None
 
 
 @functools.cache
@@ -451,7 +442,7 @@ def library() -> ModuleType:
     return math_verify
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def parse(text: str) -> list[Any]:
     """Read all of a text as math-verify does, and work it out; what is a unit is decided elsewhere.
 

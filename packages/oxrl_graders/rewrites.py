@@ -7,11 +7,10 @@ expression (units, bold type, a full stop) goes.
 
 from __future__ import annotations
 
-import functools
 import re
 from fractions import Fraction
 
-from oxrl_graders.quantities import TEXT_COMMAND, compiled, folded, rewrite
+from oxrl_graders.quantities import TEXT_COMMAND, compiled, folded, remembered, rewrite
 
 _RECURRING = re.compile(
     r"(?<![\w.])(\d{,99})\.(\d{,99})"
@@ -78,7 +77,7 @@ _WORDS = compiled(
 )
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def rewritten(text: str) -> str:
     """Write an answer in LaTeX that math-verify reads.
 

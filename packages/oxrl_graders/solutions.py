@@ -7,12 +7,12 @@ no more by it; but where the ground truth is `1, 2, 2`, each counts.
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from oxrl.types import Texts
+from oxrl_graders.quantities import remembered
 from oxrl_graders.relations import (
     AND,
     OR,
@@ -80,27 +80,25 @@ def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None
 
 def _same_values(meant: Expressions, said: Expressions) -> bool:
     """True if both hold the same values in any order, and as often where the first repeats any."""
-    if any(_count(value, meant) > 1 for value in meant):
-        return all(_count(value, meant) == _count(value, said) for value in (*meant, *said))
-    return all(_count(value, meant) and _count(value, said) for value in (*meant, *said))
+    often = [(_count(value, meant), _count(value, said)) for value in (*meant, *said)]
+    repeats = any(count > 1 for count, _ in often)
+    return all(one == other if repeats else one and other for one, other in often)
 
 
 def _count(value: Any, values: Expressions) -> int:
     return sum(_equal(value, other) for other in values)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) != isinstance(other, tuple):
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, tuple) or isinstance(other, tuple):
         return False
-    if not isinstance(one, tuple):
-        return one == other or (one - other).equals(0) is True
-    if len(one) != len(other):
-        return False
-    return all(_equal(first, second) for first, second in zip(one, other, strict=True))
+    return one == other or (one - other).equals(0) is True
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _read(text: str) -> _Solutions | None:
     """The solutions that a cleaned answer names; None if it is no such list or cannot be read."""
     if any(relation in text for relation in "<>≤≥≠"):
@@ -119,11 +117,10 @@ def _read(text: str) -> _Solutions | None:
     if len(names) > 1 or (len(values) < 2 and not point):
         return None
     assigned = _assignments(clauses[0]) if len(clauses) == 1 else {}
-    if assigned:
-        names = {f"({','.join(sorted(assigned))})"}
     place = values[0] if point else None
     if assigned:
-        place = tuple(expression(value) for value in assigned.values())
+        names = {f"({','.join(sorted(assigned))})"}
+        place = tuple(map(expression, assigned.values()))
     elif not re.search(r"[=;()]|^\{|\bor\b|\band\b", text):
         place = tuple(values)
     return _Solutions(tuple(values), next(iter(names), ""), bool(assigned), place)
@@ -141,11 +138,8 @@ def _unnamed(clause: str) -> tuple[str, str]:
     """Split a clause into its name and the value that it gives: "x_1 = 2" is x and 2."""
     if _assignments(clause):
         return "", clause
-    for pattern in (_TUPLE_NAME, _NAME):
-        match = pattern.match(clause)
-        if match:
-            return re.sub(r"\s", "", match[1]), clause[match.end() :]
-    return "", clause
+    match = _TUPLE_NAME.match(clause) or _NAME.match(clause)
+    return (re.sub(r"\s", "", match[1]), clause[match.end() :]) if match else ("", clause)
 
 
 def _assignments(clause: str) -> Texts:

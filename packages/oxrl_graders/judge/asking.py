@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from oxrl.runs.files import Json
 from oxrl.runs.waiting import LOOK_S, Patience
+from oxrl.types import Texts
 from oxrl_graders.judge.endpoint import Endpoint, JudgeError
 from oxrl_graders.judge.options import JudgeOptions
 from oxrl_graders.judge.questions import schema
 from oxrl_graders.judge.record import Judgements, Reply, content_key
 
-Messages = list[dict[str, str]]
-Question = dict[str, Any]
+Messages = list[Texts]
 Outcome = Reply | JudgeError
 
 
@@ -40,8 +41,11 @@ class Judge:
         self._count_lock = threading.Lock()
         self._counts = {"questions": 0, "recorded": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
-    def start(self) -> None:
+    def start(self) -> Endpoint:
         """Look for the key.
+
+        Returns:
+            What sends the requests.
 
         Raises:
             RewardDefinitionError: it is not in the environment.
@@ -49,6 +53,7 @@ class Judge:
         if self._endpoint is None:
             key = self.options.key()
             self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
+        return self._endpoint
 
     def unreachable(self, timeout_s: float) -> str:
         """Ask the endpoint whether it is there; nothing is paid for that.
@@ -59,22 +64,18 @@ class Judge:
         Returns:
             Why nobody answers, in words; empty if somebody does.
         """
-        self.start()
-        assert self._endpoint is not None
-        return self._endpoint.look(timeout_s)
+        return self.start().look(timeout_s)
 
     def counters(self) -> dict[str, int]:
         """Return the counts since the last call, and begin again: questions, those of them that
         were recorded, requests, requests that were sent again, and tokens.
         """
         with self._count_lock:
-            found = dict(self._counts)
+            found = {**self._counts, "requests": 0, "retried": 0}
             self._counts = dict.fromkeys(self._counts, 0)
-        found["requests"] = found["retried"] = 0
-        if self._endpoint is not None:
-            endpoint = self._endpoint
-            found["requests"] = endpoint.requests
-            found["retried"] = endpoint.retried
+        endpoint = self._endpoint
+        if endpoint is not None:
+            found |= {"requests": endpoint.requests, "retried": endpoint.retried}
             endpoint.requests = endpoint.retried = 0
         return found
 
@@ -95,19 +96,13 @@ class Judge:
             DeadlineError: no reply came for too long.
         """
         questions = [self._question(messages) for messages in asked]
-        keys = [content_key(question) for question in questions]
-        found: dict[str, Outcome] = {}
-        missing: dict[str, Question] = {}
-        for key, question in zip(keys, questions, strict=True):
-            known = self._judgements.find(key)
-            if known is None:
-                missing[key] = question
-            else:
-                found[key] = known
-        self._count(questions=len(keys), recorded=sum(key in found for key in keys))
-        if missing:
-            found |= self._answers(missing, patience)
-        return [found[key] for key in keys]
+        keys = list(map(content_key, questions))
+        by_key = dict(zip(keys, questions, strict=True))
+        known = {key: self._judgements.find(key) for key in by_key}
+        missing = {key: by_key[key] for key in by_key if known[key] is None}
+        self._count(questions=len(keys), recorded=sum(key not in missing for key in keys))
+        answers = self._answers(missing, patience) if missing else {}
+        return [known[key] or answers[key] for key in keys]
 
     def close(self) -> None:
         """Cut every connection."""
@@ -115,7 +110,7 @@ class Judge:
             self._endpoint.close()
             self._endpoint = None
 
-    def _question(self, messages: Messages) -> Question:
+    def _question(self, messages: Messages) -> Json:
         return {
             "model": self.options.model,
             "messages": messages,
@@ -129,27 +124,22 @@ class Judge:
             for name, number in more.items():
                 self._counts[name] += number
 
-    def _answers(self, missing: dict[str, Question], patience: Patience) -> dict[str, Outcome]:
+    def _answers(self, missing: dict[str, Json], patience: Patience) -> dict[str, Outcome]:
         """The outcome of every question, by key.
 
         The threads are daemons: one that hangs where nothing can be cut, in a look-up of a name
         say, keeps nobody from leaving.
         """
-        self.start()
-        assert self._endpoint is not None
-        endpoint = self._endpoint
-        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        endpoint = self.start()
+        # Taken from by all threads at once.
+        waiting = list(reversed(missing))
         done: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()
-        for key in missing:
-            waiting.put(key)
 
         def work() -> None:
-            while True:
-                try:
-                    key = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                done.put((key, self._outcome(endpoint, key, missing[key])))
+            with contextlib.suppress(IndexError):
+                while True:
+                    key = waiting.pop()
+                    done.put((key, self._outcome(endpoint, key, missing[key])))
 
         for _ in range(min(self._requests, len(missing))):
             threading.Thread(target=work, name="judge", daemon=True).start()
@@ -166,13 +156,12 @@ class Judge:
                 patience.answered()
                 found[key] = outcome
         except BaseException:
-            while not waiting.empty():
-                waiting.get_nowait()
+            waiting.clear()
             self.close()
             raise
         return found
 
-    def _outcome(self, endpoint: Endpoint, key: str, question: Question) -> Outcome | BaseException:
+    def _outcome(self, endpoint: Endpoint, key: str, question: Json) -> Outcome | BaseException:
         """A reply that is recorded already; why there is none; or what went wrong here."""
         form = None
         if self.options.constrained and self.options.verdict == "json":
@@ -183,7 +172,5 @@ class Judge:
                 prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens
             )
             return self._judgements.add(key, reply)
-        except JudgeError as error:
-            return error
         except BaseException as error:  # noqa: BLE001 - a full disk, say: raised where it is waited for
             return error

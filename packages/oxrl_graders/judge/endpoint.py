@@ -17,11 +17,10 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from typing import Any
 
+from oxrl.runs.files import Json
 from oxrl_graders.judge.record import Reply
 
-Json = dict[str, Any]
 # Waits between attempts, in seconds: the first, and the longest.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -43,18 +42,15 @@ class JudgeError(Exception):
     Args:
         problem: what is wrong, without the key.
         late: it is for want of time.
+        status: with which the server refused; 0: it did not answer, or with something else.
+        wait_s: seconds that it asks to wait before another attempt; None: it says nothing of that.
     """
 
-    def __init__(self, problem: str, *, late: bool = False) -> None:
+    def __init__(
+        self, problem: str, *, late: bool = False, status: int = 0, wait_s: float | None = None
+    ) -> None:
         super().__init__(problem)
         self.late = late
-
-
-class _Refused(JudgeError):
-    """The server answered, and not with a reply."""
-
-    def __init__(self, problem: str, status: int, wait_s: float | None) -> None:
-        super().__init__(problem)
         self.status = status
         self.wait_s = wait_s
 
@@ -98,32 +94,25 @@ class Endpoint:
         """
         attempt = 0
         constrained = form is not None and self.constrains
+        described = {"name": "verdict", "schema": form, "strict": True}
+        shaped = question | {"response_format": {"type": "json_schema", "json_schema": described}}
         while True:
-            body = question
-            if constrained:
-                described = {"name": "verdict", "schema": form, "strict": True}
-                shape = {"type": "json_schema", "json_schema": described}
-                body = question | {"response_format": shape}
+            body = shaped if constrained else question
             try:
                 reply = _reply_of(self._post("/chat/completions", body, deadline))
                 if form is not None and not constrained:
                     self.constrains = False  # it does answer, but for the schema
                 return reply
-            except _Refused as error:
+            except JudgeError as error:
                 if constrained and error.status in UNKNOWN_FIELD:
                     constrained = False
                     continue
-                failure: JudgeError = error
-                again = error.status in PASSING
-                wait_s = error.wait_s
-            except JudgeError as error:
-                failure = error
-                again = not error.late
-                wait_s = None
-            if not again or attempt >= self._retries or self._closed:
-                raise failure
-            attempt += 1
-            self._wait(attempt, wait_s, deadline, failure)
+                # Without a status nothing came, which is worth another attempt if there is time.
+                again = error.status in PASSING if error.status else not error.late
+                if not again or attempt >= self._retries or self._closed:
+                    raise
+                attempt += 1
+                self._wait(attempt, deadline, error)
             with self._lock:
                 self.retried += 1
 
@@ -138,10 +127,8 @@ class Endpoint:
         """
         try:
             self._post("/models", None, time.monotonic() + timeout_s)
-        except _Refused as error:
-            return "" if error.status in (401, 403, 404, 405) else str(error)
         except JudgeError as error:
-            return str(error)
+            return "" if error.status in (401, 403, 404, 405) else str(error)
         return ""
 
     def close(self) -> None:
@@ -152,13 +139,13 @@ class Endpoint:
         for connection in still:
             self._cut(connection)
 
-    def _wait(
-        self, attempt: int, wait_s: float | None, deadline: float, failure: JudgeError
-    ) -> None:
+    def _wait(self, attempt: int, deadline: float, failure: JudgeError) -> None:
         """Wait before the next attempt, twice as long each time, or as long as the server says."""
-        backed_off = FIRST_WAIT_S * 2.0 ** (attempt - 1) * _CHANCE.uniform(0.75, 1.25)
-        chosen = min(backed_off, LONGEST_WAIT_S) if wait_s is None else wait_s
-        until = time.monotonic() + chosen
+        wait_s = failure.wait_s
+        if wait_s is None:
+            backed_off = FIRST_WAIT_S * 2.0 ** (attempt - 1) * _CHANCE.uniform(0.75, 1.25)
+            wait_s = min(backed_off, LONGEST_WAIT_S)
+        until = time.monotonic() + wait_s
         if until >= deadline:
             raise JudgeError(f"no time for attempt {attempt + 1}; {failure}", late=True)
         while time.monotonic() < until:
@@ -188,10 +175,7 @@ class Endpoint:
             self._open[connection] = connection.sock
             if time.monotonic() >= deadline:
                 raise TimeoutError
-            data = self._exchange(connection, target, body)
-            found = json.loads(data)
-        except _Refused:
-            raise
+            found = json.loads(self._exchange(connection, target, body))
         except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             late = time.monotonic() >= deadline
             said = "no answer in time" if late else f"{type(error).__name__}: {error}"
@@ -207,9 +191,9 @@ class Endpoint:
 
     def _cut(self, connection: http.client.HTTPConnection) -> None:
         """End an exchange; whoever reads there gets nothing more."""
-        opened = self._open.get(connection) or connection.sock
-        if opened is not None:
-            with contextlib.suppress(OSError):
+        opened: socket.socket | None = self._open.get(connection) or connection.sock
+        with contextlib.suppress(OSError):
+            if opened is not None:
                 opened.shutdown(socket.SHUT_RDWR)
 
     def _exchange(
@@ -222,7 +206,7 @@ class Endpoint:
             connection.request("GET", target, headers=headers)
         else:
             headers["Content-Type"] = "application/json"
-            connection.request("POST", target, body=json.dumps(body).encode(), headers=headers)
+            connection.request("POST", target, json.dumps(body).encode(), headers)
         response = connection.getresponse()
         data = response.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
@@ -232,8 +216,10 @@ class Endpoint:
             moved = response.getheader("Location")
             if moved:
                 said = f"it has moved to {moved}: write that as url"
-            problem = self._hidden(f"{self.url}{target_name(target)}: {response.status} {said}")
-            raise _Refused(problem, response.status, _retry_after(response))
+            # The URL itself, with whatever the user's has before this, is in no message.
+            asked = "/models" if body is None else "/chat/completions"
+            problem = self._hidden(f"{self.url}{asked}: {response.status} {said}")
+            raise JudgeError(problem, status=response.status, wait_s=_retry_after(response))
         return data
 
     def _connection(self, path: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -244,32 +230,19 @@ class Endpoint:
         port = parts.port or (443 if secure else 80)
         target = parts.path + path
         proxy = urllib.request.getproxies().get(parts.scheme)
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
             return kind(host, port, timeout=timeout_s), target
         by = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
-        if secure:
-            tunnel = http.client.HTTPSConnection(by.hostname or "", by.port, timeout=timeout_s)
-            tunnel.set_tunnel(host, port)
-            return tunnel, target
-        plain = http.client.HTTPConnection(by.hostname or "", by.port, timeout=timeout_s)
-        return plain, f"http://{parts.netloc}{target}"
+        connection = kind(by.hostname or "", by.port, timeout=timeout_s)
+        if not secure:
+            return connection, f"http://{parts.netloc}{target}"
+        connection.set_tunnel(host, port)
+        return connection, target
 
     def _hidden(self, text: str) -> str:
         """A text without the key, which some servers repeat."""
         return text.replace(self._key, "***") if self._key else text
-
-
-def target_name(target: str) -> str:
-    """The last part of what was asked for, for messages.
-
-    Args:
-        target: path of a request at the endpoint, with whatever the user's URL has before it.
-
-    Returns:
-        "/chat/completions" or "/models"; the URL itself is in no message.
-    """
-    return "/chat/completions" if target.endswith("/chat/completions") else "/models"
 
 
 def _reply_of(found: Json) -> Reply:

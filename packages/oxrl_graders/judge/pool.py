@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oxrl.errors import RewardDefinitionError
@@ -153,40 +153,30 @@ class JudgePool:
 
     def _asked(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
         """The questions about one group."""
-        match self._options.compare:
-            case "none":
-                return [
-                    _Asked(place, None, False, question(self._options, prompt, text))
-                    for place, text in enumerate(texts)
-                ]
-            case "answer":
-                return self._against_answer(prompt, texts)
-            case _:
-                found: list[_Asked] = []
-                for first, second in pairs_of_group(texts, self._options.opponents):
-                    pair = self._both_orders(prompt, texts[first], texts[second])
-                    found += [_Asked(first, second, *order) for order in pair]
-                return found
-
-    def _against_answer(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
-        if not isinstance(prompt.answer, str):
-            return []
+        options = self._options
+        if options.compare == "none":
+            return [
+                _Asked(place, None, False, question(options, prompt, text))
+                for place, text in enumerate(texts)
+            ]
         found: list[_Asked] = []
-        for place, text in enumerate(texts):
-            pair = self._both_orders(prompt, text, prompt.answer)
-            found += [_Asked(place, None, *order) for order in pair]
+        if options.compare == "group":
+            for first, second in pairs_of_group(texts, options.opponents):
+                found += self._both_orders(prompt, first, second, (texts[first], texts[second]))
+        elif isinstance(prompt.answer, str):
+            for place, text in enumerate(texts):
+                found += self._both_orders(prompt, place, None, (text, prompt.answer))
         return found
 
     def _both_orders(
-        self, prompt: Prompt, one: str, other: str
-    ) -> list[tuple[bool, Messages | None]]:
+        self, prompt: Prompt, first: int, second: int | None, texts: tuple[str, str]
+    ) -> Iterator[_Asked]:
         """A question, and with `swap` the same with A and B exchanged."""
-        turns = [False, True] if self._options.swap else [False]
-        if one == other:
-            # Nobody is asked, and a pair weighs as much as any other.
-            return [(swapped, None) for swapped in turns]
-        texts = {False: (one, other), True: (other, one)}
-        return [(swapped, question(self._options, prompt, *texts[swapped])) for swapped in turns]
+        for swapped in range(1 + self._options.swap):
+            one, other = reversed(texts) if swapped else texts
+            # Of equal ones nobody is asked, and a pair weighs as much as any other.
+            asked = None if one == other else question(self._options, prompt, one, other)
+            yield _Asked(first, second, bool(swapped), asked)
 
     def _enter(
         self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None, prompt: Prompt
@@ -195,7 +185,7 @@ class JudgePool:
         verdict = _Verdict(0.5, 0.5, "the same text")
         if outcome is not None:
             verdict = self._verdict(outcome)
-        if one.swapped and verdict.failure is None:
+        if one.swapped:
             verdict = _turned(verdict)
         verdicts[one.first].append(verdict)
         if one.second is not None:
@@ -203,18 +193,21 @@ class JudgePool:
 
     def _verdict(self, outcome: Outcome) -> _Verdict:
         if isinstance(outcome, JudgeError):
+            status = "error"
+            problem = str(outcome)
             if outcome.late:
+                status = "timeout"
                 limit = f"no verdict within {self.field}.timeout_s={self._timeout_s:g} s"
                 problem = f"{limit}: {outcome}"
-                return _Verdict(failure=Score(value=None, status="timeout", reason=problem))
-            return _Verdict(failure=Score(value=None, status="error", reason=str(outcome)))
-        try:
-            return _Verdict(*verdict_of(self._options, outcome.text))
-        except ValueError as error:
-            problem = f"the judge's reply {error}: {outcome.text[-200:]!r}"
-            if outcome.finish_reason == "length":
-                problem += f"; it was cut at max_tokens={self._options.max_tokens}: allow more"
-            return _Verdict(failure=Score(value=None, status="invalid", reason=problem))
+        else:
+            try:
+                return _Verdict(*verdict_of(self._options, outcome.text))
+            except ValueError as error:
+                status = "invalid"
+                problem = f"the judge's reply {error}: {outcome.text[-200:]!r}"
+                if outcome.finish_reason == "length":
+                    problem += f"; it was cut at max_tokens={self._options.max_tokens}: allow more"
+        return _Verdict(failure=Score(value=None, status=status, reason=problem))
 
 
 def _turned(verdict: _Verdict) -> _Verdict:
@@ -229,9 +222,8 @@ def _score(verdicts: Sequence[_Verdict], prompt: Prompt, place: int) -> Score:
     failures = [verdict.failure for verdict in verdicts if verdict.failure is not None]
     where = f"{NAME}, sample {place} of prompt {prompt.uid}"
     if failures:
-        status = failures[0].status
         reason = capped(f"{where}: {failures[0].reason}", MOST_REASON)
-        return Score(value=None, status=status, reason=reason)
+        return replace(failures[0], reason=reason)
     if not verdicts:
         nothing = "nothing to compare it with: a group of one, or a row whose answer is no text"
         return Score(value=None, status="invalid", reason=f"{where}: {nothing}")

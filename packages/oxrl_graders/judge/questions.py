@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
+from oxrl.runs.files import Json
 from oxrl.types import Named, Prompt, Texts
 from oxrl_graders.judge.options import JudgeOptions
 
-Json = dict[str, Any]
 # What a verdict about the first of two is worth to it.
 WORTH = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 # The end of a reply that is read for its verdict, in characters; what comes before is reasoning.
@@ -46,14 +47,12 @@ def question(
     if second is None:
         task = _score_task(options)
         material["response"] = first
-        if options.answer and prompt.answer is not None:
-            material["reference_answer"] = prompt.answer
     else:
         task = _pair_task(options)
-        material["response_A"] = first
-        material["response_B"] = second
-        if options.compare == "group" and options.answer and prompt.answer is not None:
-            material["reference_answer"] = prompt.answer
+        material |= {"response_A": first, "response_B": second}
+    shows_answer = options.answer and (second is None or options.compare == "group")
+    if shows_answer and prompt.answer is not None:
+        material["reference_answer"] = prompt.answer
     shown = json.dumps(material, ensure_ascii=False, indent=1, default=str)
     return [
         {"role": "system", "content": SYSTEM},
@@ -88,14 +87,16 @@ def schema(options: JudgeOptions) -> Json:
     Returns:
         A JSON schema: `reason`, and `winner` ("A", "B" or "tie") or `score` (an integer).
     """
-    verdict: Json = {"type": "string", "enum": ["A", "B", "tie"]}
-    if not options.pairwise:
-        verdict = {"type": "integer", "minimum": options.low, "maximum": options.high}
-    name = "winner" if options.pairwise else "score"
+    properties: Json = {"reason": {"type": "string", "maxLength": 400}}
+    if options.pairwise:
+        properties["winner"] = {"type": "string", "enum": ["A", "B", "tie"]}
+    else:
+        limits = {"minimum": options.low, "maximum": options.high}
+        properties["score"] = {"type": "integer", **limits}
     return {
         "type": "object",
-        "properties": {"reason": {"type": "string", "maxLength": 400}, name: verdict},
-        "required": ["reason", name],
+        "properties": properties,
+        "required": [*properties],
         "additionalProperties": False,
     }
 
@@ -118,9 +119,10 @@ def verdict_of(options: JudgeOptions, text: str) -> tuple[float, float, str]:
     said = text.rpartition("</think>")[2][-MOST_READ:].strip()
     name = "winner" if options.pairwise else "score"
     if options.verdict == "regex":
-        matches = list(options.expression.finditer(said))
+        expression = options.expression
+        matches = list(expression.finditer(said))
         if not matches:
-            raise ValueError(f"has no match of {options.expression.pattern!r}")
+            raise ValueError(f"has no match of {expression.pattern!r}")
         given: object = matches[-1][1]
         reason = said
     else:
@@ -140,13 +142,13 @@ def verdict_of(options: JudgeOptions, text: str) -> tuple[float, float, str]:
 
 def _number(given: object) -> float:
     """A score as a number; "7" and "7/10" are read."""
-    text = str(given).strip() if isinstance(given, str) else given
-    if isinstance(text, str):
-        match = re.fullmatch(r"(-?\d{1,6}(?:\.\d{1,6})?)(?:\s*/\s*\d{1,6})?", text)
-        text = float(match[1]) if match else None
-    if isinstance(text, bool) or not isinstance(text, int | float) or not abs(text) < LARGEST:
+    number: Any = given
+    if isinstance(given, str):
+        match = re.fullmatch(r"(-?\d{1,6}(?:\.\d{1,6})?)(?:\s*/\s*\d{1,6})?", given.strip())
+        number = float(match[1]) if match else None
+    if type(number) not in (int, float) or not abs(number) < LARGEST:
         raise ValueError(f"says score {given!r:.60}, which is no number")
-    return float(text)
+    return float(number)
 
 
 def _last_object(text: str, name: str) -> Named:
@@ -181,11 +183,9 @@ def pairs_of_group(texts: Sequence[str], opponents: int) -> list[tuple[int, int]
         Pairs of places, each once, the lower place first.
     """
     count = len(texts)
-    reach = min(opponents or count, count - 1)
-    found: dict[tuple[int, int], None] = {}
-    for place in range(count):
-        for step in range(1, reach + 1):
-            other = (place + step) % count
-            if other != place:
-                found[min(place, other), max(place, other)] = None
-    return sorted(found)
+    reach = opponents or count
+    return [
+        (place, other)
+        for place, other in combinations(range(count), 2)
+        if min(other - place, place + count - other) <= reach
+    ]

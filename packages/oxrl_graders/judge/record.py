@@ -12,10 +12,9 @@ import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.files import encode_line, open_own, read_records_from, require_kind, write_all
+from oxrl.runs.files import Json, encode_line, open_own, read_records_from, require_kind, write_all
 
 FILE = "judgements.jsonl"
 
@@ -40,7 +39,7 @@ class Reply:
 Replies = dict[str, Reply]
 
 
-def content_key(question: dict[str, Any]) -> str:
+def content_key(question: Json) -> str:
     """The hash of a question: who is asked what, and how; neither where nor with which key.
 
     Args:
@@ -106,7 +105,7 @@ class Judgements:
             self._known = {} if self._path is None else _read(self._path)
         return self._known
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: Json) -> None:
         if self._path is None or not self._path.parent.is_dir():
             return
         with open_own(self._path, "ab") as file:
