@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config, check_config, dump_config, load_config
 from oxrl.config.conditions import has_environment
 from oxrl.config.field import about
@@ -340,7 +341,8 @@ def test_a_part_knows_its_numbers_by_the_names_of_its_function() -> None:
     cfg = validated(alg_name="simpo", preference_gamma=1.0)
     assert (cfg.train.value(SIMPO_BETA), cfg.train.value(SIMPO_GAMMA)) == (2.5, 1.0)
     cfg = validated(alg_name="simko")
-    assert cfg.train.numbers("selection", "simko") == {"explore_quantile": 0.8}
+    algorithm = Assembly(cfg).algorithm
+    assert algorithm.numbers("selection", "simko") == {"explore_quantile": 0.8}
     assert cfg.train.value(TOP_CANDIDATES) == 3
 
 

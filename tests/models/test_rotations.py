@@ -217,8 +217,8 @@ def test_a_sampler_in_another_process_is_told_the_length_that_the_rotations_are_
     """It chooses a factor of its own by that length."""
     told: list[int] = []
 
-    def hosted(cfg: Any, policy: Any, *_: Any) -> LocalSampler:
-        told.append(cfg.model.max_length)
+    def hosted(assembly: Any, policy: Any, *_: Any) -> LocalSampler:
+        told.append(assembly.cfg.model.max_length)
         return LocalSampler(policy, builtin_tokenizer())
 
     monkeypatch.setattr(evaluate, "proved_sampler", hosted)
