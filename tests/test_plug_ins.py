@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import oxrl
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import load_config
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.rewards.loaded import find_reward
@@ -194,6 +195,11 @@ def test_a_package_that_fails_on_import_is_told_with_its_line(site: Path, kind: 
     told = rf"{kind.field}=sad: importing word_games.broken raised KeyError: 'colour' \(.*py:2\)"
     with pytest.raises(kind.error, match=told):
         find(kind, "sad")
+
+
+def test_the_numbers_of_a_packages_loss_reach_it(site: Path) -> None:
+    cfg = load_config("config.yaml", [])
+    assert Assembly(cfg).algorithm.numbers("gate", "plain-ratio") == {"scale": 0.5}
 
 
 @pytest.mark.parametrize(
