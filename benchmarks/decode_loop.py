@@ -20,8 +20,8 @@ import intervals
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.types import Prompt, Request, Sampling
 

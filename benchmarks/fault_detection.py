@@ -39,11 +39,11 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.workers import RolloutWorkers
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.train import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import oxrl.engines.sample.choice
 import oxrl.models.load
-from oxrl.checkpoint.saved import Saved
+from oxrl.checkpoint import Saved
 from oxrl.commands.train import begin
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler

@@ -26,8 +26,8 @@ import problem
 import torch
 
 from oxrl.data.chat import ChatEncoder
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.rollouts.sync import make_requests

@@ -74,8 +74,8 @@ class Examination:
 
     def accuracy(self, model: Any) -> float:
         """Of a model in this process; its mode is what it was."""
-        from oxrl.engines.sample.base import generate
         from oxrl.engines.sample.choice import module_sampler
+        from oxrl.engines.sample.sampler import generate
         from oxrl.types import Prompt, Request, Sampling
 
         end = int(self._tokenizer.eos_token_id)

@@ -29,7 +29,7 @@ from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config, load_config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer

@@ -31,7 +31,7 @@ CACHE_GB = 1.0
 
 def through_oxrl(folder: Path, rows: int) -> Callable[[list[Any]], int]:
     """What samples requests with oxRL's engine, and says how many tokens."""
-    from oxrl.engines.sample.base import generate
+    from oxrl.engines.sample.sampler import generate
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     options = VllmOptions(

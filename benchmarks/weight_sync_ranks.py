@@ -37,7 +37,7 @@ from oxrl.engines.ray.cluster import Cluster, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
-from oxrl.engines.sample.base import RolloutEngine, RowLogprobs
+from oxrl.engines.sample import RolloutEngine, RowLogprobs
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer

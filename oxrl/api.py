@@ -36,9 +36,9 @@ from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.report.notebook import Curves, live_curves
 from oxrl.report.page import write_report
-from oxrl.runs.chain import FIELD as CHAIN_FIELD
-from oxrl.runs.directory import GIVEN, is_run, refuse_what_is_there
-from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
+from oxrl.runs.checkpoints import is_run
+from oxrl.runs.directory import GIVEN, refuse_what_is_there
+from oxrl.runs.files import CHAIN_FIELD, Json, clear, read_numbers, read_records, write_atomically
 from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of
 from oxrl.usercode.packing import packed
 

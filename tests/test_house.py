@@ -77,7 +77,6 @@ HELPERS = (
     "runs/files.py",
     "runs/waiting.py",
     "runs/recorder.py",
-    "runs/stop.py",
     "seeds.py",
     "tables/",
     "types.py",

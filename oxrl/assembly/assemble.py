@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 from oxrl.assembly.assembly import Assembly, Engines, Limits
 from oxrl.assembly.reward_pools import start_rewards
-from oxrl.checkpoint.saved import Saved
+from oxrl.checkpoint import Saved
 from oxrl.config import Config
 from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.delivery.shared import Delivery, SharedWeights
-from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
-from oxrl.engines.train.base import Scorer
+from oxrl.engines.delivery import Delivery, SharedWeights
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.sampler import Heard, unheard
+from oxrl.engines.train import Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
 from oxrl.errors import InvariantError, required
 from oxrl.modelfiles.dims import model_dims
@@ -37,9 +38,8 @@ from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
-from oxrl.runs.clock import Clock
+from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed
 from oxrl.runs.directory import ROLLOUTS
-from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.tables.numbers import KL_COEFF

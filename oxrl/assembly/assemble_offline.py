@@ -14,7 +14,7 @@ from oxrl.assembly.assembly import Assembly, holds_singles, load_rows
 from oxrl.config import Config
 from oxrl.data.dataset import Dataset
 from oxrl.data.order import first_draws, open_rows
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.network import check_packing
 from oxrl.recipes.offline_loop import Learner, OfflineMachine

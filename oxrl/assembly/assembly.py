@@ -23,11 +23,11 @@ from oxrl.config import Config
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.choice import attends_to_everything, module_sampler
-from oxrl.engines.sample.module_sampler import ModuleSampler
-from oxrl.engines.train.base import Part as PartOfWeights
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.sample.sampler import ModuleSampler
+from oxrl.engines.train import Part as PartOfWeights
+from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer

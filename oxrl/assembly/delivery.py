@@ -12,8 +12,8 @@ from oxrl.config.sections.model import LoraConfig
 from oxrl.config.sections.rollout import RolloutConfig
 from oxrl.engines.delivery.proof import Compared
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.engines.transport.base import WeightTransport
 
 if TYPE_CHECKING:

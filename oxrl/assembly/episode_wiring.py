@@ -14,7 +14,7 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.data.contexts import contexts_of, shown_turns, system_part
 from oxrl.data.messages import Message, images_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample import RolloutEngine
 from oxrl.environments.pool import EnvironmentPool, Opening
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.rewards.base import GroupScorer

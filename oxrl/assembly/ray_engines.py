@@ -17,7 +17,7 @@ from oxrl.engines.ray.cluster import by_node, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import required

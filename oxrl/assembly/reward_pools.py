@@ -112,7 +112,7 @@ def _actor_pool(cfg: Config, asked: AskedReward) -> SinglePool:
     """A reward model in Ray actors."""
     # Ray is an extra.
     from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
-    from oxrl.engines.ray.reward_models import ModelActorPool
+    from oxrl.rewards.reward_model_actors import ModelActorPool
 
     def gpus(cluster: Cluster) -> int:
         return gpus_per_actor(cfg, cluster.gpus())

@@ -30,8 +30,8 @@ from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
 from oxrl.models.trial_cache import remembered_trial
 from oxrl.runs.checkpoints import list_checkpoints
-from oxrl.runs.choices import Choice, note_choice, noted_choice
 from oxrl.runs.files import Json
+from oxrl.runs.pins import Choice, note_choice, noted_choice
 from oxrl.runs.ranks import Ranks
 
 if TYPE_CHECKING:

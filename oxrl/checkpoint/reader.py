@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.nn import Module
 
-from oxrl.checkpoint.trainer_state import (
+from oxrl.checkpoint.layout import (
     MASTER,
     STATE_FILE,
     KeptTypes,

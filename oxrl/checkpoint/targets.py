@@ -9,9 +9,7 @@ from typing import NamedTuple
 from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.errors import CheckpointError
 from oxrl.modelfiles.files import refuse_missing_folder
-from oxrl.runs.checkpoints import CHECKPOINTS, is_checkpoint, locked
-from oxrl.runs.directory import is_run
-from oxrl.runs.targets import named_run
+from oxrl.runs.checkpoints import CHECKPOINTS, is_checkpoint, is_run, locked, named_run
 
 
 class Target(NamedTuple):

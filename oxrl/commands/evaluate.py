@@ -24,8 +24,9 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.rows import Record
 from oxrl.data.sample_record import sample_line
-from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.hub import locate
@@ -41,9 +42,9 @@ from oxrl.recipes.scored_answers import (
 from oxrl.recipes.supervised import evaluate_loss
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, bars
+from oxrl.runs.checkpoints import longest_row
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
-from oxrl.runs.targets import longest_row
 from oxrl.tables.engines import SamplingEngineName
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 

@@ -19,8 +19,7 @@ from oxrl.errors import CheckpointWriteError, DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import has_image_processor, vision_family
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
-from oxrl.runs.checkpoints import is_checkpoint
-from oxrl.runs.directory import is_run
+from oxrl.runs.checkpoints import is_checkpoint, is_run
 from oxrl.runs.files import Json, fsync, pretty_json, read_json
 
 # Says that a folder is an export and nothing else, so that --overwrite may replace it.

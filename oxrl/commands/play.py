@@ -21,14 +21,14 @@ from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config
 from oxrl.config.load_evaluation import load_evaluation_config, model_evaluation_config
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import fix_rotations
 from oxrl.rollouts.sync import make_requests
+from oxrl.runs.checkpoints import longest_row
 from oxrl.runs.files import Json, encode_line
-from oxrl.runs.targets import longest_row
 from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
 

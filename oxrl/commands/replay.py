@@ -25,20 +25,20 @@ from torch import Tensor
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.pins import review_inputs
 from oxrl.assembly.settle import settle_as_noted
-from oxrl.checkpoint.saved import SavedEngines
+from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
 from oxrl.commands.train import train, training_ranks
 from oxrl.config import Config, load_config
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.recipes.follower import Follower
 from oxrl.recipes.progress import P, Progress
-from oxrl.runs.directory import RunDirectory, is_run
+from oxrl.runs.checkpoints import is_run
+from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
-from oxrl.runs.recorder import Recorder
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.tensors import load_tensors
+from oxrl.runs.recorder import Recorder, load_tensors
+from oxrl.runs.waiting import StopRequest
 from oxrl.types import Metrics, Prompt, Score, TensorMap
 from oxrl.usercode.given import giving, is_given, is_here
 

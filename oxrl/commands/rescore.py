@@ -17,7 +17,7 @@ from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.stored import Line, stored_groups
-from oxrl.runs.directory import is_run
+from oxrl.runs.checkpoints import is_run
 from oxrl.runs.files import encode_line
 from oxrl.runs.waiting import Patience
 from oxrl.types import Score

@@ -22,8 +22,7 @@ from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Problem, Source, Values, read_source
 from oxrl.errors import ConfigError, OxrlError
 from oxrl.flat_config import recorded_config
-from oxrl.runs.directory import is_run
-from oxrl.runs.targets import named_run
+from oxrl.runs.checkpoints import is_run, named_run
 from oxrl.tables.numbers import NUMBERS
 
 

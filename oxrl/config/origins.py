@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from oxrl.errors import OxrlError
-from oxrl.runs.directory import is_run
-from oxrl.runs.targets import named_run
+from oxrl.runs.checkpoints import is_run, named_run
 
 
 def _taken(name: str) -> str:

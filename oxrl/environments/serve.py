@@ -24,7 +24,7 @@ from typing import Any, cast
 from oxrl.data.actions import Action
 from oxrl.environments.find import find_environment
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
-from oxrl.runs.process_exit import end_of_pid
+from oxrl.runs.waiting import end_of_pid
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named, Prompt
 from oxrl.usercode.environment_answers import as_messages, as_step

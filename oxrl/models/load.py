@@ -53,8 +53,8 @@ from oxrl.models.four_bit import (
 from oxrl.models.linear import speed_up_linears
 from oxrl.models.meta_init import base_of, build_without_weights, weights_later
 from oxrl.models.network import ValueModel
+from oxrl.runs.console import on_terminal
 from oxrl.runs.os_errors import fault_of
-from oxrl.runs.terminal import on_terminal
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=Module)

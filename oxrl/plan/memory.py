@@ -24,7 +24,7 @@ FLOAT32 = 4
 PAYS = 0.9
 # Rows up to so many tokens attend side by side: SIDE_BY_SIDE there.
 SIDE_BY_SIDE = 256
-# Slots of the local sampler hold multiples of so many tokens: SPAN in engines/sample/cache.py.
+# Slots of the local sampler hold multiples of so many tokens: SPAN in engines/sample/local.py.
 SPAN = 32
 # Rows that are cut to save padding seldom fill a micro-batch further: with conversations of GSM8K
 # the largest of a step has half of the tokens that it may have where a step has 8 rows, 0.7 with

@@ -49,8 +49,7 @@ from oxrl.plan.needs import disk_needed, memory_needed
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.waiting import Patience
+from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.trackers import TRACKERS
 from oxrl.tables.vision import VISION_FAMILIES

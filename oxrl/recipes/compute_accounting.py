@@ -33,7 +33,7 @@ from oxrl.modelfiles.dims import ModelDims
 from oxrl.models.flops import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.models.prefix_layout import groups_of, worth_packing
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.machine import MachineSpeed
+from oxrl.runs.clock import MachineSpeed
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
 
 CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Self
 
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.recipes.session import Session
-from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import StopRequest
 from oxrl.types import Metrics, TensorMap
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from oxrl.checkpoint.saved import Saved
-from oxrl.engines.delivery.shared import Delivery
-from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.checkpoint import Saved
+from oxrl.engines.delivery import Delivery
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.recipes.compute_accounting import Ledger
 from oxrl.recipes.objective import Objective
 from oxrl.rollouts.batch import RowRules

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.errors import RewardError, required
 from oxrl.functional.advantage_inputs import AdvantageInputs, Estimator
 from oxrl.functional.group_advantages import GROUP_ADVANTAGES

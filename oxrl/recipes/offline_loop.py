@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import RowSource
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.trainer import Trainer
 from oxrl.recipes.progress import Progress
 from oxrl.recipes.session import Session

@@ -9,8 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from oxrl.assembly.pins import review_inputs
-from oxrl.checkpoint.origin import Origin
-from oxrl.checkpoint.saving import Saver, SavingOptions
+from oxrl.checkpoint.saving import Origin, Saver, SavingOptions
 from oxrl.config import Config, dump_config
 from oxrl.config.origins import told_origin
 from oxrl.config.reads import resume_rules

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oxrl.data.preferences import Judged
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles

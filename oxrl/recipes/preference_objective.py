@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from oxrl.data.preferences import Judged, to_preference_batch
-from oxrl.engines.train.base import Scorer
+from oxrl.engines.train import Scorer
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import required
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES

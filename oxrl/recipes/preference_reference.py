@@ -15,13 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
-from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.errors import Interrupted, OxrlError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.recipes.preference_objective import PreferenceObjective
 from oxrl.recipes.session import Session
 from oxrl.runs.files import make_folder
-from oxrl.runs.tensors import save_tensors
+from oxrl.runs.recorder import save_tensors
 
 log = logging.getLogger(__name__)
 # Units that are kept together in a file; what a kill can cost.

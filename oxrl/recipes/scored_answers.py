@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from oxrl.data.batching import how_it_ended
-from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.sync import make_requests, score_groups

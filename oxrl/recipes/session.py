@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
-from oxrl.checkpoint.saved import SavedEngines
+from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
 from oxrl.config import Config
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, Stopped
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.recipes.opening import announce, new_saver, open_directory
@@ -25,11 +25,10 @@ from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.files import read_records
 from oxrl.runs.health import Health, too_many_in_a_row
+from oxrl.runs.mirrors import Trackers
 from oxrl.runs.ranks import ALONE, Ranks
-from oxrl.runs.recorder import Recorder
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.tensors import keep_batch
-from oxrl.runs.trackers.mirrors import Trackers
+from oxrl.runs.recorder import Recorder, keep_batch
+from oxrl.runs.waiting import StopRequest
 from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)

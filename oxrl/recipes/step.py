@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.recipes.session import Session
 from oxrl.types import LossFn, Metrics, Output, Tensors, TrainBatch, Want
 

@@ -12,7 +12,7 @@ import torch
 
 from oxrl.data.conversations import Example
 from oxrl.data.token_rows import pad_rows, to_token_batch
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.supervised_losses import supervised_loss

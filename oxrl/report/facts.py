@@ -15,10 +15,8 @@ from oxrl.errors import RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.redact import masked
-from oxrl.runs.chain import FIELD as CHAIN_FIELD
-from oxrl.runs.checkpoints import list_checkpoints
-from oxrl.runs.directory import is_run
-from oxrl.runs.files import Json, json_safe, read_json, read_numbers, read_records
+from oxrl.runs.checkpoints import is_run, list_checkpoints
+from oxrl.runs.files import CHAIN_FIELD, Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
 from oxrl.tables.policy import ROWS
 

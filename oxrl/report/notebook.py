@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.report.page import page_parts
-from oxrl.runs.directory import is_run
+from oxrl.runs.checkpoints import is_run
 
 EVERY_S = 5.0
 # It may run its script and save a chart; what is around it is out of its reach.

@@ -12,7 +12,7 @@ from torch import Tensor
 from oxrl.models.load import load_tokenizer
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json
-from oxrl.runs.tensors import load_tensors
+from oxrl.runs.recorder import load_tensors
 
 
 class TokenReader:

@@ -18,7 +18,7 @@ from oxrl.data.token_rows import to_token_batch
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
-from oxrl.runs.targets import longest_row
+from oxrl.runs.checkpoints import longest_row
 from oxrl.types import Completion, Completions, GroupScores, Prompt, Score
 
 # Tokens that a worker reads at a time, padding included.

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from oxrl.engines.delivery.shared import Delivery
-from oxrl.engines.sample.base import next_finished
+from oxrl.engines.delivery import Delivery
+from oxrl.engines.sample.sampler import next_finished
 from oxrl.errors import InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored

@@ -21,7 +21,7 @@ from oxrl.data.chat import TemplateError
 from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
 from oxrl.data.messages import Message, Tools, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.engines.sample.base import (
+from oxrl.engines.sample import (
     Finished,
     Responses,
     RolloutEngine,

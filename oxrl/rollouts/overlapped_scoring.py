@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Lock
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample import Finished
 from oxrl.errors import Stopped
 from oxrl.rewards.base import GroupScorer
 from oxrl.runs.waiting import LOOK_S, Patience, StopAsked

@@ -11,13 +11,23 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from oxrl.data.order import RowSource
-from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.errors import RewardError
 from oxrl.rewards.base import GroupScorer
 from oxrl.runs.clock import Clock
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import sample_seed, stable_seed
-from oxrl.types import Completion, Group, Metrics, Prompt, Request, Rollout, Sampling, Score
+from oxrl.types import (
+    Completion,
+    Group,
+    Metrics,
+    Prompt,
+    Request,
+    Rollout,
+    Sampling,
+    Score,
+)
 
 
 @dataclass(kw_only=True)

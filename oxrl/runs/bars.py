@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oxrl.runs.terminal import on_terminal
+from oxrl.runs.console import on_terminal
 
 Item = TypeVar("Item")
 # Between two looks at how far something is, in seconds.

@@ -1,4 +1,6 @@
-"""The checkpoints of a run as folders: how they are called, and which there are."""
+"""Runs and their checkpoints as folders: how they are called, which there are, and which of them is
+meant where one is named in place of a model.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from oxrl.errors import RunDirectoryError
+from oxrl.flat_config import recorded_config
 from oxrl.runs.files import clear
 
 CHECKPOINTS = "checkpoints"
@@ -26,6 +30,20 @@ def is_checkpoint(folder: Path) -> bool:
     if (folder / "trainer_state.json").is_file():
         return True
     return (folder / "manifest.json").is_file() and (folder / "state.json").is_file()
+
+
+def is_run(folder: Path) -> bool:
+    """True if a run was started in `folder`, healthy or not.
+
+    Raises:
+        RunDirectoryError: that cannot be seen.
+    """
+    try:
+        started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
+    except OSError as error:
+        raise RunDirectoryError(f"{folder} cannot be read: {error.strerror}") from error
+    saved = list_checkpoints(folder / "checkpoints")
+    return started or any(is_checkpoint(path) for _, path in saved)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -59,3 +77,34 @@ def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def named_run(given: str | Path) -> Path | None:
+    """Find the run that a folder is, or is the folder of checkpoints of; None if it is neither."""
+    folder = Path(given)
+    if folder.name == CHECKPOINTS and is_run(folder.parent):
+        return folder.parent
+    if (folder / "config.json").is_file():  # a model, whatever else lies there
+        return None
+    return folder if (folder / CHECKPOINTS).is_dir() or is_run(folder) else None
+
+
+def longest_row(model: str | Path, otherwise: int | None) -> int | None:
+    """`model.max_length` of the run in whose directory a model lies: a checkpoint, or best/.
+
+    Args:
+        model: a folder, a hub name, or `builtin:...`.
+        otherwise: for what is in no run directory.
+
+    Returns:
+        None: the run reads as much as the model's configuration allows.
+
+    Raises:
+        RunDirectoryError: what the run was configured with cannot be read.
+    """
+    folder = Path(model).absolute()
+    for run in folder.parents[:2]:
+        # A name on the hub is no folder. Whoever copies a checkpoint need not copy the run.
+        if folder.is_dir() and (run / "starts.jsonl").is_file():
+            return recorded_config(run).get("model.max_length")
+    return otherwise

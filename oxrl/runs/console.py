@@ -22,9 +22,8 @@ from rich.console import Console as RichConsole
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.redact import shown
-from oxrl.runs.deadlines import WAITING
 from oxrl.runs.files import Record, open_own
-from oxrl.runs.step_text import efficiency, phase_shares, sample_text
+from oxrl.runs.waiting import WAITING
 from oxrl.types import Metrics
 
 if TYPE_CHECKING:
@@ -60,6 +59,12 @@ NOISY = ("transformers", "huggingface_hub", "datasets", "mlflow", "ray", "deepsp
 TERMINAL_LEVELS = {"verbose": logging.INFO, "quiet": logging.WARNING}
 PLAIN_EVERY_S = 5.0  # between two plain lines about the same work
 ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
+LINE_END = "⏎"
+PHASES = {
+    "sampling": ("time/rollout_s",),
+    "reward": ("time/reward_s",),
+    "update": ("time/logprobs_s", "time/update_s"),
+}
 
 
 class Console(AbstractContextManager["Console"]):
@@ -116,7 +121,7 @@ class Console(AbstractContextManager["Console"]):
             eta = f"ETA {format_duration(max(0, self._total - step) * per_step)}"
         if self._view is not None:
             with self._or_give_up():
-                self._view.step(step, numbers, eta, metrics)
+                self._view.step(step, numbers, eta, phase_shares(metrics), metrics)
             return
         text = "  ".join(filter(None, (numbers, eta)))
         if self._verbose:
@@ -140,10 +145,11 @@ class Console(AbstractContextManager["Console"]):
         """Show the newest of some samples, as samples.jsonl has them."""
         if not lines:
             return
+        text = sample_text(lines[-1])
         if self._view is not None:
-            self._view.sample(lines[-1])
+            self._view.sample(text)
         elif self._verbose:
-            self._sample = sample_text(lines[-1])
+            self._sample = text
 
     def work(self, what: str, done: int, total: int, *, unit: str, rate: float) -> None:
         """Show how far a long piece of work outside of the steps is.
@@ -330,3 +336,43 @@ def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
         for handler in (to_file, to_terminal):
             logger.removeHandler(handler)
             handler.close()
+
+
+def sample_text(line: Record) -> str:
+    """Put a sample on one line: what was asked, what came, what it earned."""
+    reward = line.get("reward")
+    earned = f"{reward:.3g}" if isinstance(reward, float | int) else str(line.get("status", ""))
+    return f"[{earned}] {_one_line(line.get('prompt'))} → {_one_line(line.get('response'))}"
+
+
+def _one_line(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return shown(text).replace("\n", LINE_END).replace("\t", " ")
+
+
+def phase_shares(metrics: Metrics) -> list[str]:
+    """List the shares of a step's time, for phases that took a tenth of it or more."""
+    total = metrics.get("time/step_s", 0.0)
+    found: list[str] = []
+    for name, keys in PHASES.items():
+        spent = sum(metrics.get(key, 0.0) for key in keys)
+        if total and spent >= 0.1 * total:
+            found.append(f"{name} {spent / total:.0%}")
+    return found
+
+
+def efficiency(metrics: Metrics) -> list[str]:
+    """Say how much of the machine a step used, and how much of that was wasted, if known."""
+    found: list[str] = []
+    for name, key in (("MFU", "throughput/mfu"), ("wasted", "waste/total")):
+        if key in metrics:
+            found.append(f"{name} {metrics[key]:.0%}")
+    return found
+
+
+def on_terminal() -> bool:
+    """True if somebody looks at standard error who did not ask for plain text."""
+    stream = sys.stderr
+    if stream is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()

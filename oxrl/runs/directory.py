@@ -3,8 +3,8 @@
 config.yaml         the resolved config; a run starts to exist when this file does
 environment.json    of the first start
 data.json           the sha256, or the hub's commit, of every data file
-inputs.json         the same of models, rewards, templates and losses; see pins.py
-choices.json        what fields that say auto were taken for, and why; see choices.py
+inputs.json         the same of models, rewards, templates and losses
+choices.json        what fields that say auto were taken for, and why; see pins.py
 starts.jsonl        one line per start: when, by which process, what changed since the first, and
                     which of these changes were accepted by name
 metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoints.py
@@ -28,8 +28,7 @@ from typing import IO
 
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
 from oxrl.flat_config import PARTS, Changes, differences, flatten_config, written_config
-from oxrl.runs.checkpoints import is_checkpoint, list_checkpoints, remove_leftovers
-from oxrl.runs.choices import CHOICES_FILE
+from oxrl.runs.checkpoints import list_checkpoints, remove_leftovers
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (
     Json,
@@ -44,7 +43,7 @@ from oxrl.runs.files import (
     require_kind,
     write_atomically,
 )
-from oxrl.runs.pins import DATA_FILE, INPUTS_FILE, InputChange, write_noted
+from oxrl.runs.pins import CHOICES_FILE, DATA_FILE, INPUTS_FILE, InputChange, write_noted
 from oxrl.tables.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ BEFORE_CONFIG = {
 
 @dataclass(frozen=True)
 class Allowed:
-    """What may differ from config.yaml when a run is resumed.
+    """The differences from config.yaml that a run may be resumed with.
 
     rules: what becomes of the run where a field differs, as the line of the field says (see
     `Resume` in config/field.py): by dotted path, or by section; what is not there is fixed.
@@ -128,7 +127,7 @@ class Allowed:
     accepted: frozenset[str] = frozenset()
 
     def rule(self, path: str) -> str:
-        """What becomes of the run by the change of a field."""
+        """Look up what becomes of the run by the change of a field."""
         section, _, _ = path.partition(".")
         if path.startswith(f"{PARTS}."):
             path = f"reward.{path.rpartition('.')[2]}"
@@ -226,20 +225,6 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 
     def _records(self) -> list[Path]:
         return [file for file in (self.metrics, self.samples) if file.exists()]
-
-
-def is_run(folder: Path) -> bool:
-    """True if a run was started in `folder`, healthy or not.
-
-    Raises:
-        RunDirectoryError: that cannot be seen.
-    """
-    try:
-        started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
-    except OSError as error:
-        raise RunDirectoryError(f"{folder} cannot be read: {error.strerror}") from error
-    saved = list_checkpoints(folder / "checkpoints")
-    return started or any(is_checkpoint(path) for _, path in saved)
 
 
 def open_run(

@@ -16,8 +16,6 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
-from oxrl.runs.files import Record
-from oxrl.runs.step_text import phase_shares, sample_text
 from oxrl.types import Metrics
 
 WIDE = 110  # columns of a terminal that has room for more than the numbers
@@ -63,13 +61,13 @@ class LiveView:
         )
         self._live.start()
 
-    def step(self, step: int, numbers: str, eta: str, metrics: Metrics) -> None:
+    def step(self, step: int, numbers: str, eta: str, shares: list[str], metrics: Metrics) -> None:
         """Show that a step is done."""
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         self._numbers = numbers
         self._eta = eta
-        self._shares = phase_shares(metrics)
+        self._shares = shares
         self._work = ""
         self._step = step
         self._draw()
@@ -85,9 +83,9 @@ class LiveView:
         self._work = text
         self._draw()
 
-    def sample(self, line: Record) -> None:
-        """Take the newest sample, a line of samples.jsonl. It is shown with the next change."""
-        self._sample = sample_text(line)
+    def sample(self, text: str) -> None:
+        """Take the newest sample, on one line. It is shown with the next change."""
+        self._sample = text
 
     def say(self, text: str) -> None:
         """Print a line above, which stays."""

@@ -1,8 +1,12 @@
-"""The inputs of a run besides its configuration: their bytes, noted once and compared.
+"""The notes that a run makes when it begins, besides its configuration.
+
+Of the bytes of its inputs, which later starts compare; and of the values chosen for fields that say
+auto, which a run that goes on, and one that is replayed, take over.
 
 inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
               "mtime_ns", "inode"}}}; of code what it uses is among the files
 data.json     name of a data file -> its sha256, or the hub's commit
+choices.json  field of the config -> {"value": what it was taken for, "why": in words}
 
 A large file is hashed once. Later starts look at its size, time and inode, and hash it again only
 where one of them is another; then the hash decides.
@@ -13,16 +17,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from oxrl.errors import DataError, RunDirectoryError
 from oxrl.runs.files import Json, pretty_json, read_json, require_kind, write_atomically
 
 INPUTS_FILE = "inputs.json"
 DATA_FILE = "data.json"
+CHOICES_FILE = "choices.json"
 DIGITS = 12  # of a hash, in messages
 # How names of values begin that code uses, beside those of files and functions.
 VALUE = "value of "
@@ -114,7 +120,7 @@ def _short(known: Json | None) -> str:
 
 
 def read_noted(run: Path, name: str) -> Json:
-    """Read a file of pins in the run directory; empty where there is none.
+    """Read one of these files in the run directory; empty where there is none.
 
     Raises:
         RunDirectoryError: it is not what was written there.
@@ -124,12 +130,9 @@ def read_noted(run: Path, name: str) -> Json:
     if not path.is_file():
         return {}
     found = read_json(path)
-    entry = _is_identity if name == DATA_FILE else _is_pin
-    if found is None or not all(map(entry, found.values())):
-        raise RunDirectoryError(
-            f"{path} is not the JSON written there: restore it, or delete it to take the inputs as "
-            "they are now"
-        )
+    is_entry, otherwise = FORMS[name]
+    if found is None or not all(map(is_entry, found.values())):
+        raise RunDirectoryError(f"{path} is not the JSON written there: restore it, or {otherwise}")
     return found
 
 
@@ -151,7 +154,62 @@ def _is_pin(value: object) -> bool:
     return all(isinstance(text, str) for text in texts)
 
 
+def _is_choice(value: object) -> bool:
+    """True if it has the form of a Choice."""
+    if not isinstance(value, dict) or value.keys() != {"value", "why"}:
+        return False
+    return isinstance(value["value"], int) and isinstance(value["why"], str)
+
+
+TAKE_AS_NOW = "delete it to take the inputs as they are now"
+# File -> whether something is an entry of it, and what to do where one is not.
+FORMS: Mapping[str, tuple[Callable[[object], bool], str]] = MappingProxyType(
+    {
+        INPUTS_FILE: (_is_pin, TAKE_AS_NOW),
+        DATA_FILE: (_is_identity, TAKE_AS_NOW),
+        CHOICES_FILE: (
+            _is_choice,
+            "write into the configuration what each field in it was taken for, and delete it",
+        ),
+    }
+)
+
+
 def write_noted(run: Path, name: str, pins: Json) -> None:
     """Note pins for later starts; the same ones are not written again."""
     if read_noted(run, name) != pins:
         write_atomically(run / name, pretty_json(pins))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that a field got, and why."""
+
+    value: bool | int
+    why: str
+
+
+def noted_choice(run: Path, field: str) -> Choice | None:
+    """Read the value that was chosen when the run began; None where nothing was.
+
+    Args:
+        run: its directory.
+        field: of the config.
+
+    Raises:
+        RunDirectoryError: the file is not what was written there.
+    """
+    found = read_noted(run, CHOICES_FILE).get(field)
+    return None if found is None else Choice(found["value"], found["why"])
+
+
+def note_choice(run: Path, field: str, choice: Choice) -> None:
+    """Note what was chosen; replaces what was noted.
+
+    Args:
+        run: its directory.
+        field: of the config.
+        choice: for it.
+    """
+    known = read_noted(run, CHOICES_FILE)
+    write_noted(run, CHOICES_FILE, known | {field: asdict(choice)})

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from oxrl.runs.deadlines import waiting_for
+from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline
 
 T = TypeVar("T")

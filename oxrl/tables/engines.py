@@ -39,7 +39,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEngine(Engine):
-    """An implementation of `oxrl.engines.train.base.TrainEngine`.
+    """An implementation of `oxrl.engines.train.TrainEngine`.
 
     several_ranks: trains with several processes; in reinforcement learning they are Ray actors.
     zero_stage: how much of a model it cuts up over the ranks, in ZeRO's counting; None: `settings`
@@ -61,7 +61,7 @@ class TrainingEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingEngine(Engine):
-    """An implementation of `oxrl.engines.sample.base.RolloutEngine`.
+    """An implementation of `oxrl.engines.sample.RolloutEngine`.
 
     own_process: takes a process over, so that in training it lives in Ray actors only.
     """

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-from oxrl.runs.process_exit import end_of
+from oxrl.runs.waiting import end_of
 from oxrl.usercode.channel import CHUNK, Channel
 
 log = logging.getLogger(__name__)

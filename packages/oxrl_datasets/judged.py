@@ -12,8 +12,7 @@ from typing import Literal
 
 from oxrl.data.rows import Fields, Json, Record, Rows
 from oxrl.errors import DataError
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.waiting import Patience
+from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.types import Completion, Completions, Prompt, Score
 from oxrl_graders.judge.options import RUBRIC, JudgeOptions
 from oxrl_graders.judge.pool import JudgePool

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from oxrl.runs.process_exit import end_of
+from oxrl.runs.waiting import end_of
 from oxrl.types import Named, Objects, Prompt
 from oxrl.usercode.environments import Environment, Message, Step
 from oxrl_envs.chat_endpoint import Asked, ChatEndpoint, Json, answer_message, plain_message

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from oxrl.runs.process_exit import end_of
+from oxrl.runs.waiting import end_of
 from oxrl_sandbox import bundle
 from oxrl_sandbox.findings import Finding, Job, Json, SandboxError, finding
 from oxrl_sandbox.inside import confine, kernel, plain

@@ -34,7 +34,7 @@ from mlflow.exceptions import MlflowException
 
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json, pretty_json, read_json, read_records, write_atomically
-from oxrl.runs.trackers.follow import TrackedRun, numbers
+from oxrl.runs.tracker_process import TrackedRun, numbers
 from oxrl_trackers.mlflow_names import hide_password, mlflow_name
 
 EXPERIMENT = "oxrl"
@@ -47,7 +47,7 @@ SHOWN = ("step", "prompt", "response", "reward", "status", "advantage", "finish_
 
 
 class MLflowTracker:
-    """See `oxrl.runs.trackers.follow.Tracker`."""
+    """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         address = hide_password(os.environ)

@@ -14,11 +14,11 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # pyrigh
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
 
 from oxrl.runs.files import Json
-from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.tracker_process import Place, TrackedRun, numbers
 
 
 class TensorBoardTracker:
-    """See `oxrl.runs.trackers.follow.Tracker`."""
+    """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._place = Place(run.directory / "tensorboard.json")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 
 from oxrl.runs.files import Json
-from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.tracker_process import Place, TrackedRun, numbers
 
 PROJECT = "oxrl"
 
 
 class TrackioTracker:
-    """See `oxrl.runs.trackers.follow.Tracker`."""
+    """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run.directory / "trackio"))

@@ -7,13 +7,13 @@ import os
 import wandb  # pyright: ignore[reportMissingImports]
 
 from oxrl.runs.files import Json
-from oxrl.runs.trackers.follow import Place, TrackedRun, numbers
+from oxrl.runs.tracker_process import Place, TrackedRun, numbers
 
 PROJECT = "oxrl"
 
 
 class WandbTracker:
-    """See `oxrl.runs.trackers.follow.Tracker`."""
+    """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._place = Place(run.directory / "wandb.json")

@@ -14,9 +14,9 @@ from torch import Tensor
 from oxrl.engines.delivery import sync as sync_module
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample import vllm_worker
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.sample.sampler import generate
+from oxrl.engines.train import Bucket, Part
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.transport.base import BASE, MADE

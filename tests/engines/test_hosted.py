@@ -22,11 +22,12 @@ from samplers import TOKENIZER, lively, make_requests
 from transformers import PreTrainedModel
 
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.workers import RolloutWorkers
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError, EngineError, WeightSyncError

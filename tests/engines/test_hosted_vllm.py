@@ -21,8 +21,8 @@ from samplers import TOKENIZER, lively, make_requests
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.hosted import ThisMachine
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions

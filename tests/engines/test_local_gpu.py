@@ -7,8 +7,8 @@ import torch
 from tiny import token_batch
 from transformers import PreTrainedModel
 
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer

@@ -14,8 +14,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError

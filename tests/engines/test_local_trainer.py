@@ -14,10 +14,10 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from oxrl.engines.train import offload
-from oxrl.engines.train.adamw import undecayed
+from oxrl.engines.train import forward as offload
+from oxrl.engines.train.forward import FEWEST_BYTES, offloaded
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.engines.train.offload import FEWEST_BYTES, offloaded
+from oxrl.engines.train.optimizers import undecayed
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.clipped_losses import ppo_clip

@@ -22,9 +22,9 @@ from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.optimizers import rules_of
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.per_weight_optimizers import OneByOne, muon_step
-from oxrl.engines.train.rules import rules_of
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model

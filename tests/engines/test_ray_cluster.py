@@ -73,7 +73,7 @@ JOINS = """
     from test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
     from ray.cluster_utils import Cluster as Nodes
     import ray
-    from oxrl.engines.sample.base import generate
+    from oxrl.engines.sample import generate
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import ConfigError

@@ -18,12 +18,12 @@ from small_runs import metric_lines, rl_config  # noqa: E402
 
 from oxrl.commands.train import run  # noqa: E402
 from oxrl.engines.ray.cluster import Cluster  # noqa: E402
-from oxrl.engines.ray.reward_models import ModelActorPool  # noqa: E402
 from oxrl.engines.train.local import LocalTrainer  # noqa: E402
 from oxrl.engines.train.options import TrainerOptions  # noqa: E402
 from oxrl.errors import RewardDefinitionError, Stopped  # noqa: E402
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer  # noqa: E402
 from oxrl.rewards.reward_model import RewardModel  # noqa: E402
+from oxrl.rewards.reward_model_actors import ModelActorPool  # noqa: E402
 from oxrl.runs.waiting import Patience  # noqa: E402
 from oxrl.types import (  # noqa: E402
     Completion,

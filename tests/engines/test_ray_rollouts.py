@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.engines.sample.base import Finished, RolloutEngine, generate
+from oxrl.engines.sample import Finished, RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError, DeadlineError, EngineError, LostRankError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer

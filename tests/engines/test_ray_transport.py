@@ -29,10 +29,9 @@ from oxrl.engines.ray.cluster import Cluster, Place, layout
 from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor, RolloutWorker
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train import fsdp
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.sample.sampler import generate
+from oxrl.engines.train import Bucket, Part, fsdp
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer

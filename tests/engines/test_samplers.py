@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.proof import distance, fixed_rows
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets

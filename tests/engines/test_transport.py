@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oxrl.engines.delivery.proof import perturb
 from oxrl.engines.ray.transport import call_between, seating
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train import Bucket
 from oxrl.engines.transport.base import Copy, LineError
 from oxrl.engines.transport.ends import End, Receiver, Sender, Sent, receiver
 from oxrl.engines.transport.line import Meeting, Seat

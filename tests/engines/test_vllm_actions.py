@@ -14,7 +14,7 @@ from test_vllm_vision import asked, config, rollouts, write_family, write_rows
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.data.batching import to_rollout_batch
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.sample.sampler import generate
+from oxrl.engines.train import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError, WeightSyncError

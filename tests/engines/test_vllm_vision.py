@@ -26,7 +26,7 @@ from oxrl.data.batching import to_rollout_batch
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery.proof import Compared
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import WeightSyncError

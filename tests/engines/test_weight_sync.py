@@ -11,6 +11,7 @@ import torch
 from samplers import lively
 from transformers import PreTrainedModel
 
+from oxrl.engines.delivery import SharedWeights
 from oxrl.engines.delivery.proof import (
     Compared,
     Forwards,
@@ -21,10 +22,9 @@ from oxrl.engines.delivery.proof import (
     model_logprobs,
     perturb,
 )
-from oxrl.engines.delivery.shared import SharedWeights
 from oxrl.engines.delivery.sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import WeightSyncError

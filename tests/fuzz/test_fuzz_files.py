@@ -25,7 +25,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError, why_no_file
 from oxrl.modelfiles.hub_status import check_on_hub
 from oxrl.models.load import load_tokenizer
-from oxrl.runs.machine import note_speed
+from oxrl.runs.clock import note_speed
 from oxrl_envs.openenv_adapter import OpenEnvEnvironment
 
 pytestmark = pytest.mark.filterwarnings("ignore")

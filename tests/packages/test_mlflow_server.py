@@ -22,7 +22,7 @@ from small_runs import rl_config
 from oxrl.commands.train import run
 from oxrl.recipes.session import Session
 from oxrl.runs.files import read_records
-from oxrl.runs.trackers.mirrors import Trackers
+from oxrl.runs.mirrors import Trackers
 from oxrl_trackers.mlflow_tracker import seal_of
 
 STARTS_S = 500.0  # the server takes ten seconds, and a busy machine many times that
@@ -73,7 +73,7 @@ def test_a_server_shows_a_run_with_what_it_read_and_its_checkpoints_in_line(
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    monkeypatch.setattr("oxrl.runs.trackers.mirrors.FINISHED_S", STARTS_S)
+    monkeypatch.setattr("oxrl.runs.mirrors.FINISHED_S", STARTS_S)
     first = {"mlflow": True, "steps": 2, "checkpoint_every": 1, "keep_checkpoints": 3}
     run(rl_config(tmp_path, "run", run=first))
     again = rl_config(tmp_path, "run", run=first | {"steps": 3})
@@ -144,7 +144,7 @@ def test_a_tracker_that_never_answers_takes_less_than_a_hundredth_of_a_run(
         silent.listen(8)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        monkeypatch.setattr("oxrl.runs.trackers.mirrors.FINISHED_S", 1.0)
+        monkeypatch.setattr("oxrl.runs.mirrors.FINISHED_S", 1.0)
         run(rl_config(tmp_path, "run", run={"mlflow": True, "steps": 30, "checkpoint_every": 0}))
     share = sum(spent[1:]) / (steps[-1] - steps[0])
     sys.stdout.write(f"{share:.5%} of {steps[-1] - steps[0]:.2f} s in {len(steps)} steps\n")

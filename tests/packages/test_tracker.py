@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from oxrl.errors import Interrupted
-from oxrl.runs.chain import Chain
 from oxrl.runs.directory import RunDirectory, open_run
-from oxrl.runs.files import read_records
+from oxrl.runs.files import Chain, read_records
+from oxrl.runs.mirrors import Trackers
 from oxrl.runs.recorder import CHAIN, Recorder
-from oxrl.runs.trackers.follow import read_new_steps
-from oxrl.runs.trackers.mirrors import Trackers
+from oxrl.runs.tracker_process import read_new_steps
 from oxrl_trackers.mlflow_names import hide_password, mlflow_name
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"

@@ -18,8 +18,8 @@ from oxrl.errors import MissingExtraError
 from oxrl.plan.preflight import Prepared, check_trackers
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
+from oxrl.runs.mirrors import Trackers
 from oxrl.runs.recorder import Recorder
-from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.runs.waiting import Patience
 from oxrl.tables.trackers import TRACKERS
 

@@ -13,11 +13,10 @@ from samplers import TOKENIZER, largest, make_requests, trainer_logprobs
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oxrl.checkpoint.model_files import save_model
-from oxrl.engines.sample.base import generate
-from oxrl.engines.sample.cached import CachedSampler
+from oxrl.engines.sample.cached import CachedSampler, VisionSampler
 from oxrl.engines.sample.choice import FAST, module_sampler
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.sample.vision import VisionSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.network import check_packing
 

@@ -18,8 +18,7 @@ from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.models.flops import ModelWork
 from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.clock import Clock
-from oxrl.runs.machine import MachineSpeed, machine_speed
+from oxrl.runs.clock import Clock, MachineSpeed, machine_speed
 from oxrl.types import (
     Completion,
     PolicyBatch,

@@ -15,7 +15,7 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.recipes.session import Session
-from oxrl.runs.choices import CHOICES_FILE
+from oxrl.runs.pins import CHOICES_FILE
 
 
 def choice_of(cfg: Config) -> dict[str, object]:

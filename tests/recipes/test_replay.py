@@ -18,7 +18,7 @@ from oxrl.cli import app
 from oxrl.commands.replay import compare_samples, compare_update, go_through, replay
 from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.tensors import load_tensors, save_tensors
+from oxrl.runs.recorder import load_tensors, save_tensors
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample import Finished
 from oxrl.errors import OxrlError
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience

@@ -23,7 +23,7 @@ from oxrl.models import shared_prefix, sharing_trial
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
 from oxrl.models.trial_cache import remembered_trial
-from oxrl.runs.choices import CHOICES_FILE
+from oxrl.runs.pins import CHOICES_FILE
 
 FIELD = "train.share_prefix"
 

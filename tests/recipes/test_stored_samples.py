@@ -54,7 +54,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object, **named: object) -> None:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr("oxrl.engines.sample.module_sampler.ModuleSampler.submit", refuse)
+    monkeypatch.setattr("oxrl.engines.sample.sampler.ModuleSampler.submit", refuse)
 
 
 def test_training_on_stored_samples_is_the_run_that_drew_them(

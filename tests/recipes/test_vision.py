@@ -33,7 +33,7 @@ from oxrl.config.schema import Config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError, DataError, InvariantError, RunDirectoryError

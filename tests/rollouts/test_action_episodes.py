@@ -14,7 +14,7 @@ from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.data.fast import FastCode
 from oxrl.data.fast_head import FastHead
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.rollouts.episodes import SUCCESS, UNDECODED
 from oxrl.types import Completion, Request, Segment
 

@@ -11,7 +11,7 @@ from scripted import HOSTILE, PAD, PLAIN, Play, ScriptedSampler, requests, score
 
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.types import Completion, Request
 
 # A template that drops what stands before a Z from turns that are over.

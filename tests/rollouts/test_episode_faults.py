@@ -15,8 +15,9 @@ import pytest
 from scripted import END, HOSTILE, Play, ScriptedSampler, requests
 
 from oxrl.data.chat import ChatEncoder
-from oxrl.engines.sample.base import Finished, generate
+from oxrl.engines.sample import Finished
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Request

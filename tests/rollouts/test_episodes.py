@@ -23,8 +23,9 @@ from scripted import (
 )
 
 from oxrl.data.batching import to_rollout_batch
-from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import DeadlineError, EngineError, EnvironmentDefinitionError
 from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.models.network import CausalNetwork, read_tokens

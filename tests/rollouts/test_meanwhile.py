@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample import Finished
 from oxrl.errors import DeadlineError, RewardError, Stopped
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience, never

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from oxrl.runs.bars import Count, bars, followed
-from oxrl.runs.console import Console, format_duration, run_logging
+from oxrl.runs.console import Console, format_duration, phase_shares, run_logging, sample_text
 from oxrl.runs.live import sparkline
-from oxrl.runs.step_text import phase_shares, sample_text
 
 METRICS = {
     "reward/mean": 0.4123,

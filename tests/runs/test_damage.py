@@ -39,8 +39,7 @@ from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import FILES, FOLDERS, RunDirectory, open_run
 from oxrl.runs.files import append_line, read_records, write_atomically
 from oxrl.runs.os_errors import explained
-from oxrl.runs.recorder import Recorder
-from oxrl.runs.tensors import save_tensors
+from oxrl.runs.recorder import Recorder, save_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "run: {name: first, steps: 4}\ntrain: {lr: 1.0e-06}\n"
@@ -132,7 +131,7 @@ def test_a_change_of_recorded_lines_is_seen(
 
 
 def test_lines_that_somebody_hashed_again_do_not_fit_the_checkpoint(tmp_path: Path) -> None:
-    from oxrl.runs.chain import Chain
+    from oxrl.runs.files import Chain
 
     fill(tmp_path, 3)
     metrics = tmp_path / "metrics.jsonl"

@@ -17,10 +17,9 @@ from small_runs import sft_config
 from oxrl.config.sections.run import RunConfig
 from oxrl.errors import DeadlineError
 from oxrl.plan.plan import plan_text
-from oxrl.runs import deadlines, process_exit, waiting
+from oxrl.runs import waiting
 from oxrl.runs.console import run_logging
-from oxrl.runs.deadlines import waiting_for
-from oxrl.runs.waiting import Patience
+from oxrl.runs.waiting import Patience, waiting_for
 from oxrl.tables.watch import Deadlines
 
 
@@ -62,7 +61,7 @@ def test_a_wait_is_told_of_and_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oxrl")
-    monkeypatch.setattr(deadlines, "SAY_S", 0.05)
+    monkeypatch.setattr(waiting, "SAY_S", 0.05)
     monkeypatch.setattr(waiting, "SAY_S", 0.05)
     with waiting_for("weights to be sent", Deadlines.alike(9).of("sync", 10**9)):
         time.sleep(0.12)
@@ -88,7 +87,7 @@ def test_what_is_waited_for_is_on_the_terminal_unless_it_is_to_be_quiet(
     deadline = Deadlines.alike(9).of("step")
     for mode, lines in (("plain", 1), ("quiet", 0), ("verbose", 1)):
         with run_logging(tmp_path / "run.log", mode):  # pyright: ignore[reportArgumentType]
-            deadlines.say_waiting("ranks", deadline, 31.0)
+            waiting.say_waiting("ranks", deadline, 31.0)
         assert capsys.readouterr().err.count("WAITING: step: waiting for ranks, 31 s of") == lines
 
 
@@ -103,16 +102,16 @@ def stubborn(seconds: float) -> subprocess.Popen[bytes]:
 def test_a_killed_process_is_waited_for_and_not_for_ever(
     ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process_exit, "KILLED_S", 0.2)
+    monkeypatch.setattr(waiting, "KILLED_S", 0.2)
     ways: list[Callable[[subprocess.Popen[bytes]], int]] = [
-        lambda process: process_exit.end_of(process, "a worker"),
-        lambda process: process_exit.end_of_pid(process.pid, "an episode"),
+        lambda process: waiting.end_of(process, "a worker"),
+        lambda process: waiting.end_of_pid(process.pid, "an episode"),
     ]
     for way in ways:
         process = stubborn(30)
         if ends:
             process.kill()
-            monkeypatch.setattr(process_exit, "KILLED_S", 20)
+            monkeypatch.setattr(waiting, "KILLED_S", 20)
         began = time.monotonic()
         assert way(process) == -signal.SIGKILL
         assert time.monotonic() - began < 10

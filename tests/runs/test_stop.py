@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -44,7 +44,7 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
 # Says where it is, and saves after its terminal has gone.
 TALKATIVE = """
 import sys, time
-from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import StopRequest
 with StopRequest() as stop:
     print("ready", flush=True)
     while not stop:
@@ -86,7 +86,7 @@ def test_outside_the_main_thread_nothing_is_requested_and_nothing_breaks() -> No
 # Ignores the request, as a save that takes minutes would.
 STUBBORN = """
 import sys, time
-from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import StopRequest
 with StopRequest():
     print("ready", flush=True)
     try:

@@ -43,7 +43,7 @@ class Watch:
     def from_first_delivery(self) -> None:
         """Begin there: before it, everything is imported, which takes long to watch."""
         import_model_classes()  # first, as a run does
-        from oxrl.engines.delivery.shared import SharedWeights
+        from oxrl.engines.delivery import SharedWeights
 
         deliver = SharedWeights.deliver
 

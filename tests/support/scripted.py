@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oxrl.data.chat import ChatEncoder
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample import Finished
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.episodes import EpisodeEngine

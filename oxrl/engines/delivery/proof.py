@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from oxrl.engines.sample.base import RowLogprobs
-from oxrl.engines.train.base import Buckets
+from oxrl.engines.sample import RowLogprobs
+from oxrl.engines.train import Buckets
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
 from oxrl.models.adapters import has_adapter

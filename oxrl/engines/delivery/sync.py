@@ -39,9 +39,9 @@ from oxrl.engines.delivery.proof import (
     limits,
     sampled_rows,
 )
-from oxrl.engines.sample.base import RolloutEngine, RowLogprobs
-from oxrl.engines.sample.prefill import pad_rows
-from oxrl.engines.train.base import Part, TrainEngine
+from oxrl.engines.sample import RolloutEngine, RowLogprobs
+from oxrl.engines.sample.rows import pad_rows
+from oxrl.engines.train import Part, TrainEngine
 from oxrl.engines.transport.base import (
     Arrived,
     Copy,

@@ -29,7 +29,7 @@ from oxrl.engines.ray.head import (
     patience_with_head,
     refuse_silence,
 )
-from oxrl.engines.train.base import Bucket, Buckets
+from oxrl.engines.train import Bucket, Buckets
 from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
 from oxrl.tables.watch import Deadline
 from oxrl.usercode.parent import leave_with_parent

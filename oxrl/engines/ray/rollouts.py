@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from oxrl.engines.ray.cluster import enter, unpack
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.workers import (
     BuildEngine,
     EngineActor,
@@ -14,7 +14,7 @@ from oxrl.engines.sample.workers import (
     RolloutWorkers,
     Weights,
 )
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train import Bucket, Fingerprints
 from oxrl.engines.transport.base import LineError
 from oxrl.engines.transport.ends import End, InProcess, Receives
 from oxrl.engines.transport.line import Meeting, Seats

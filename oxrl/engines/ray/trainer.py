@@ -38,7 +38,7 @@ from oxrl.engines.ray.cluster import (
     unpack,
 )
 from oxrl.engines.sample.workers import call_on
-from oxrl.engines.train.base import BucketStream, Fingerprints, Part
+from oxrl.engines.train import BucketStream, Fingerprints, Part
 from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
 from oxrl.engines.transport.base import (
@@ -54,8 +54,8 @@ from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
 from oxrl.models.stored import NamedTensor, NamedTensors
 from oxrl.models.weights import buckets
-from oxrl.runs.deadlines import waiting_for
 from oxrl.runs.files import size_of
+from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline, Deadlines, Phase
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 

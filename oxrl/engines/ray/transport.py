@@ -18,7 +18,7 @@ from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.ray.cluster import Passed
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup
-from oxrl.engines.train.base import Fingerprints
+from oxrl.engines.train import Fingerprints
 from oxrl.engines.transport.base import Copy, Probe
 from oxrl.engines.transport.ends import End, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat

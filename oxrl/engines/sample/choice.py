@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.sample.module_sampler import ModuleSampler
+from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.models.vision_family import family_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def module_sampler(
         EngineError: the model has no separate output head, or keeps no cache.
     """
     if family_of(model) is not None:
-        from oxrl.engines.sample.vision import VisionSampler
+        from oxrl.engines.sample.cached import VisionSampler
 
         return VisionSampler(model, tokenizer, max_rows=max_rows, images=images)
     # The fast one decodes with attention of its own, which stands in for sdpa alone.

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from oxrl.engines.sample.host import ERRORS
 from oxrl.engines.sample.workers import EngineActor, Laid, abort_answers
-from oxrl.engines.train.base import Buckets
+from oxrl.engines.train import Buckets
 from oxrl.errors import EngineError, LostActorError, Stopped
 from oxrl.runs.waiting import Patience
 from oxrl.tables.watch import Deadline

@@ -25,10 +25,10 @@ import torch
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
-from oxrl.engines.sample.base import Finished, Responses, RowLogprobs, ShownImages, TokenRows
+from oxrl.engines.sample import Finished, Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
-from oxrl.engines.train.base import Buckets, Fingerprints
+from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys, restrict
 from oxrl.engines.sample.vllm_weights import held_pieces
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train import Bucket, Fingerprints
 from oxrl.engines.transport.base import BASE, LINE_BROKE, MADE, LineError
 from oxrl.engines.transport.ends import Receiver, name_of, receiver
 from oxrl.engines.transport.line import Meeting, Seat

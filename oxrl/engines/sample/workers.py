@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Proto
 
 from safetensors.torch import load
 
-from oxrl.engines.sample.base import (
+from oxrl.engines.sample import (
     Finished,
     Responses,
     RolloutEngine,
@@ -25,9 +25,9 @@ from oxrl.engines.sample.base import (
     ShownImages,
     TokenRows,
 )
-from oxrl.engines.train.base import Bucket, Buckets, Fingerprints
+from oxrl.engines.train import Bucket, Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
-from oxrl.runs.deadlines import waiting_for
+from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline, Deadlines, Phase
 from oxrl.types import Completion, Metrics, Request, Requests
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from torch.nn import Dropout, Module
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import Dropout, Module, Parameter
 from transformers import PreTrainedConfig
 
 from oxrl.errors import EngineError
@@ -72,3 +75,49 @@ def _attention_kept(
     second has what computes attention now, which the end of a forward pass may have changed.
     """
     return nullcontext(), attention_by(config, config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
+
+
+# Smaller ones are not worth a copy.
+FEWEST_BYTES = 1 << 16
+Count = Callable[[int], None]
+
+
+class Kept(NamedTuple):
+    """A tensor that autograd keeps: itself, or a copy on the CPU and where it came from."""
+
+    tensor: Tensor
+    came_from: torch.device | None
+
+
+def offloaded(count: Count | None = None) -> saved_tensors_hooks:
+    """Make a context: activations that autograd saves inside go to the CPU, and back when read.
+
+    Beside gradient checkpointing these are the inputs of the layers; what a layer computes again
+    stays where it is. Weights stay too: they are on the device anyway.
+
+    Args:
+        count: told the bytes of every copy.
+    """
+
+    def pack(tensor: Tensor) -> Kept:
+        if tensor.nbytes < FEWEST_BYTES or is_weight(tensor):
+            return Kept(tensor, None)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        # Waited for: memory of the device that is still being read must not be given away.
+        copy.copy_(tensor)
+        if count is not None:
+            count(copy.nbytes)
+        return Kept(copy, tensor.device)
+
+    def unpack(kept: Kept) -> Tensor:
+        if kept.came_from is None:
+            return kept.tensor
+        return kept.tensor.to(kept.came_from)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """True if it is a parameter, or a view of one, as a transposed matrix is."""
+    whole = tensor if tensor._base is None else tensor._base  # pyright: ignore
+    return isinstance(whole, Parameter)

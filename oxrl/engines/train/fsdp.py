@@ -28,12 +28,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import Module
 
 from oxrl.checkpoint.shares import PieceOfWeight
-from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
+from oxrl.engines.train import Bucket, OneRanksBucket, Part
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
+from oxrl.engines.train.optimizers import LOW_PRECISION
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.models.adapters import has_adapter
 from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.meta_init import materialised

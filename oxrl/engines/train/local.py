@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from oxrl.checkpoint.layout import WEIGHT
+from oxrl.checkpoint.layout import MASTER, WEIGHT, StoredWeight
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
-from oxrl.checkpoint.trainer_state import MASTER, StoredWeight
-from oxrl.engines.train.adamw import Piece, adamw
-from oxrl.engines.train.base import Part
+from oxrl.engines.train import Part
+from oxrl.engines.train.optimizers import KINDS, LOW_PRECISION, Piece, adamw, has_master
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.rules import KINDS, LOW_PRECISION, has_master
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.four_bit import whole_weight
 from oxrl.models.stored import NamedTensors, Source

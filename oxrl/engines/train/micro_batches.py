@@ -66,7 +66,7 @@ def micro_batches(
     budget_per_row = budget // rows_per_unit
     patches = batch.inputs.extras.get(PATCHES)
     if patches is not None:
-        from oxrl.engines.train.patches import cut_by_patches  # rows of text do without
+        from oxrl.engines.train.image_rows import cut_by_patches  # rows of text do without
 
         cuts: list[MicroBatches] = []
         for rank in range(ranks):
@@ -239,7 +239,7 @@ def own_share(
     mine = shares[ranks.rank]
     dummies = None
     if ranks.world > 1:
-        from oxrl.engines.train.dummy_image_rows import DummyRows  # of several ranks
+        from oxrl.engines.train.image_rows import DummyRows  # of several ranks
 
         dummies = DummyRows(batch, [[units for units, _ in share] for share in shares])
     for turn, (units, length) in enumerate(mine):

@@ -1,6 +1,7 @@
 """Weights stepped one after the other: Muon, AdamW with 8-bit moments, weights without masters.
 
-AdamW over all weights at once is `oxrl/engines/train/adamw.py`; a run with it does not come here.
+AdamW over all weights at once is in `oxrl/engines/train/optimizers.py`; a run with it does not come
+here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from oxrl.checkpoint.shares import PieceOfWeight
+from oxrl.engines.train.optimizers import BLOCK, KEPT, LOW_PRECISION
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.rules import BLOCK, KEPT, LOW_PRECISION
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.rounding import NOISE, round_stochastically
 from oxrl.runs.ranks import Ranks

@@ -17,7 +17,17 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
-from oxrl.checkpoint.layout import WEIGHT, FileLayouts, Key, optimizer_files
+from oxrl.checkpoint.layout import (
+    MASTER,
+    WEIGHT,
+    FileLayouts,
+    KeptTypes,
+    Key,
+    StoredWeight,
+    TrainerState,
+    optimizer_files,
+    write_state,
+)
 from oxrl.checkpoint.model_files import (
     is_stored_as_it_computes,
     stored_types,
@@ -26,15 +36,7 @@ from oxrl.checkpoint.model_files import (
     write_description,
 )
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, copies
-from oxrl.checkpoint.trainer_state import (
-    MASTER,
-    KeptTypes,
-    StoredWeight,
-    TrainerState,
-    write_state,
-)
-from oxrl.engines.train.adamw import Piece, last_change, weight_decays
-from oxrl.engines.train.base import BucketStream, OneRanksBucket, Part
+from oxrl.engines.train import BucketStream, OneRanksBucket, Part
 from oxrl.engines.train.micro_batches import (
     Cut,
     Share,
@@ -42,8 +44,15 @@ from oxrl.engines.train.micro_batches import (
     micro_batches,
     own_share,
 )
+from oxrl.engines.train.optimizers import (
+    KEPT,
+    Piece,
+    has_master,
+    last_change,
+    rules_of,
+    weight_decays,
+)
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.rules import KEPT, has_master, rules_of
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.adapters import adapter_off
 from oxrl.models.load import not_finite
@@ -286,7 +295,7 @@ class Trainer(ABC):
         """Around a forward pass: where what its backward will read waits."""
         if not self.options.offload_activations:
             return nullcontext()
-        from oxrl.engines.train.offload import offloaded  # if it is on
+        from oxrl.engines.train.forward import offloaded  # if it is on
 
         return offloaded()
 
@@ -295,7 +304,7 @@ class Trainer(ABC):
         output = self._read(share.read, want)
         if len(share.read) > len(share.part.inputs):
             # Where ranks read images, and this one has none.
-            from oxrl.engines.train.dummy_image_rows import without_company
+            from oxrl.engines.train.image_rows import without_company
 
             return without_company(output, share.part.inputs)
         return output

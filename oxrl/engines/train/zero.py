@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from oxrl.checkpoint.layout import WEIGHT
+from oxrl.checkpoint.layout import MASTER, WEIGHT, StoredWeight
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
-from oxrl.checkpoint.trainer_state import MASTER, StoredWeight
-from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Part
+from oxrl.engines.train import Part
 from oxrl.engines.train.forward import Check, Reader
+from oxrl.engines.train.optimizers import LOW_PRECISION, MOMENTS, Piece, adamw
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.meta_init import materialised

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train.base import (
+from oxrl.engines.train import (
     BucketStream,
     Fingerprints,
     OneRanksBucket,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch.nn import Module
 
 from oxrl.engines.delivery.proof import Forwards
-from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import BucketStream, TrainEngine
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.train import BucketStream, TrainEngine
 from oxrl.engines.transport.base import (
     Copy,
     Fingerprints,

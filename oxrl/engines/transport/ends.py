@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.train import Bucket, Fingerprints, OneRanksBucket
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
 from oxrl.engines.transport.line import Action, Line, Meeting, Seat, Seats
 from oxrl.models.fingerprints import fingerprint

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train import Bucket
 from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.models.weights import Whole, room_for
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from oxrl.checkpoint.saved import Saved
-from oxrl.engines.train.base import TrainEngine
+from oxrl.checkpoint import Saved
+from oxrl.engines.train import TrainEngine
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oxrl.checkpoint.saved import Saved
+from oxrl.checkpoint import Saved
 from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from oxrl.checkpoint.saved import Saved
+from oxrl.checkpoint import Saved
 from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.progress import RolloutProgress

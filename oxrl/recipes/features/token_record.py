@@ -21,7 +21,7 @@ from oxrl.errors import required
 from oxrl.functional.kl import kl_k3
 from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.runs.files import make_folder
-from oxrl.runs.tensors import save_tensors
+from oxrl.runs.recorder import save_tensors
 from oxrl.types import Output, PolicyBatch, Tensors, TokenBatch
 
 

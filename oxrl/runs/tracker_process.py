@@ -1,6 +1,6 @@
 """The process of a tracker: it follows metrics.jsonl until the run ends.
 
-It is started as `python -m oxrl.runs.trackers.follow TRACKER RUN_DIRECTORY PID`.
+It is started as `python -m oxrl.runs.tracker_process TRACKER RUN_DIRECTORY PID`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from oxrl.flat_config import flatten_config
-from oxrl.runs import chain
 from oxrl.runs.files import (
+    CHAIN_FIELD,
     Json,
     line_starts_at,
     open_own,
@@ -123,7 +123,7 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[Json],
 
 def numbers(record: Json) -> Metrics:
     """Return the metrics of a line, without its step and the hash of the file."""
-    values = {key: value for key, value in record.items() if key not in ("step", chain.FIELD)}
+    values = {key: value for key, value in record.items() if key not in ("step", CHAIN_FIELD)}
     return {key: float(value) for key, value in values.items()}
 
 

@@ -43,7 +43,12 @@ class RewardModelActor:
     """The process around one reward model."""
 
     def build(self, directory: str, build: BuildModel) -> None:
-        """Load the model, where the driver's relative paths mean the same."""
+        """Load the model, where the driver's relative paths mean the same.
+
+        Args:
+            directory: that the driver works in.
+            build: loads it.
+        """
         enter(directory)
         self._model = build()
 

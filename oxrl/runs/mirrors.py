@@ -20,7 +20,7 @@ from time import monotonic
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import open_own
-from oxrl.runs.process_exit import end_of
+from oxrl.runs.waiting import end_of
 from oxrl.tables.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Mirror:
         try:
             with open_own(self._log, "ab") as log:
                 # -P: not a module of the working directory that is named like one of a tracker's.
-                command = [sys.executable, "-P", "-m", "oxrl.runs.trackers.follow"]
+                command = [sys.executable, "-P", "-m", "oxrl.runs.tracker_process"]
                 # A session of its own: Ctrl-C in the terminal is for the run, which then closes the
                 # mirror.
                 self._process = subprocess.Popen(
