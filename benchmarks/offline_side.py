@@ -31,6 +31,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     """The steps of the recipe, as `oxrl train` takes them."""
     from oxrl_side import GatedSession
 
+    from oxrl.assembly.opening import session_options
     from oxrl.commands.train import begin
     from oxrl.config import load_config
 
@@ -44,7 +45,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     (folder / "config.yaml").write_text(text)
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
-    with GatedSession(cfg, resume=False) as session:
+    with GatedSession(session_options(cfg)) as session:
         begin(cfg, session)
 
 

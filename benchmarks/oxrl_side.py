@@ -19,12 +19,12 @@ from torch import Tensor
 
 import oxrl.engines.sample.choice
 import oxrl.models.load
+from oxrl.assembly.opening import session_options
 from oxrl.checkpoint import Saved
 from oxrl.commands.train import begin
-from oxrl.config import Config, load_config
+from oxrl.config import load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.recipes.progress import P, Progress
-from oxrl.recipes.session import Session
+from oxrl.recipes.session import P, Progress, Session, SessionOptions
 from oxrl.runs.clock import Clock
 from oxrl.types import Request
 
@@ -86,8 +86,8 @@ class GatedSession(Session):
 
     channel: problem.Channel
 
-    def __init__(self, cfg: Config, *, resume: bool) -> None:
-        super().__init__(cfg, resume=resume)
+    def __init__(self, options: SessionOptions) -> None:
+        super().__init__(options)
         self.clock: PhaseClock = PhaseClock()
 
     def restore(self, engines: Mapping[str, Saved], fresh: P) -> P:
@@ -135,7 +135,7 @@ def main() -> None:
         oxrl.models.load.speed_up_linears = lambda model: None
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
-    with GatedSession(cfg, resume=False) as session:
+    with GatedSession(session_options(cfg)) as session:
         begin(cfg, session)
 
 

@@ -126,6 +126,7 @@ class Pace:
 
 def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> None:
     """The steps of the recipe, as `oxrl train` takes them."""
+    from oxrl.assembly.opening import session_options
     from oxrl.commands.train import begin
     from oxrl.config import load_config
     from oxrl.models.load import load_tokenizer
@@ -147,7 +148,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
 
     (folder / "config.yaml").write_text(RL.format(folder=folder, **given))
     cfg = load_config(folder / "config.yaml")
-    with PacedSession(cfg, resume=False) as session:
+    with PacedSession(session_options(cfg)) as session:
         begin(cfg, session)
 
 

@@ -23,17 +23,18 @@ from typing import Any, NamedTuple, Self, cast
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.opening import session_options
 from oxrl.assembly.pins import review_inputs
 from oxrl.assembly.settle import settle_as_noted
 from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
 from oxrl.commands.train import train, training_ranks
-from oxrl.config import Config, load_config
+from oxrl.config import load_config
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.recipes.follower import Follower
-from oxrl.recipes.progress import P, Progress
+from oxrl.recipes.session import P, Progress, SessionOptions
 from oxrl.runs.checkpoints import is_run
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
@@ -146,18 +147,21 @@ class ReplaySession(Follower):
         seen: what it goes through.
         last_step: it ends when the line of this optimizer step is there,
         last_samples: or when the samples of this step are.
+        tokens: whether the run records the tokens of its samples.
     """
 
     def __init__(
         self,
-        cfg: Config,
+        options: SessionOptions,
         checkpoint: Checkpoint | None,
         seen: Seen,
         *,
+        tokens: bool,
         last_step: float = math.inf,
         last_samples: float = math.inf,
     ) -> None:
-        super().__init__(cfg, resume=False)
+        super().__init__(options)
+        self._tokens = tokens
         self._checkpoint = checkpoint
         self._seen = seen
         self._last_step = last_step
@@ -165,9 +169,8 @@ class ReplaySession(Follower):
 
     def __enter__(self) -> Self:
         self.stop = self._stack.enter_context(StopRequest())
-        self.run = cast(RunDirectory, ReplayedDirectory(self._cfg.run.directory))
-        tokens = self._cfg.run.record == "tokens"
-        keeps = KeepingRecorder(self._seen, self._last_samples, tokens=tokens)
+        self.run = cast(RunDirectory, ReplayedDirectory(self._options.directory))
+        keeps = KeepingRecorder(self._seen, self._last_samples, tokens=self._tokens)
         self.recorder = cast(Recorder, keeps)
         return self
 
@@ -282,7 +285,14 @@ def go_through(
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
         here = settle_as_noted(here, review.noted, ranks, directory)
-        session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
+        session = ReplaySession(
+            session_options(here),
+            checkpoint,
+            seen,
+            tokens=here.run.record == "tokens",
+            last_step=until,
+            last_samples=samples_until,
+        )
         with session:
             try:
                 train(Assembly(here, ranks), session)

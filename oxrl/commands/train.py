@@ -110,16 +110,19 @@ def _run(
     from oxrl.models.lazy_transformers import import_model_classes
 
     import_model_classes()  # before anything below imports them
+    from oxrl.assembly.opening import announce
     from oxrl.plan.preflight import Prepared, prepare_to_begin
 
     with (
         training_ranks(cfg) as ranks,
         closing(prepare_to_begin(cfg) if ranks.first else Prepared()) as prepared,
-        _session_class(ranks)(cfg, resume=resume, accept=accept, ranks=ranks) as session,
+        session_of(cfg, ranks, resume=resume, accept=accept) as session,
     ):
         if ranks.agree(ranks.first and session.run.finished):
             session.message(f"{cfg.run.directory} is already complete; nothing to do")
             return
+        if ranks.first:
+            announce(cfg, session, resume=resume)
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
         session.pool = prepared.pool
@@ -163,14 +166,17 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
     return joined_ranks(Assembly(cfg).device, cfg.run.waits)
 
 
-def _session_class(ranks: Ranks) -> type[Session]:
+def session_of(cfg: Config, ranks: Ranks, *, resume: bool, accept: Sequence[str]) -> Session:
+    """The session of a run; of the ranks but the first one that writes no file."""
+    from oxrl.assembly.opening import session_options
+    from oxrl.recipes.session import Session
+
+    options = session_options(cfg, resume=resume, accept=accept)
     if ranks.first:
-        from oxrl.recipes.session import Session
+        return Session(options, ranks)
+    from oxrl.recipes.follower import Follower  # several ranks
 
-        return Session
-    from oxrl.recipes.follower import Follower  # for the ranks that write no file
-
-    return Follower
+    return Follower(options, ranks)
 
 
 def begin(cfg: Config, session: Session) -> None:

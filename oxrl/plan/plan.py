@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
+from oxrl.assembly.reference import reference_text
 from oxrl.config.conditions import generates_answers
 from oxrl.config.origins import told_origin
 from oxrl.config.reads import models_trained
@@ -14,7 +15,6 @@ from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import memory, on_cpu, sync_bytes
 from oxrl.plan.needs import disk_needed
-from oxrl.plan.reference import reference_text
 from oxrl.tables.watch import PHASES, Phase
 
 # Texts by their labels.

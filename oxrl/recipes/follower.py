@@ -27,4 +27,4 @@ class Follower(Session):
     def dump(self, step: int, tensors: TensorMap) -> None: ...
 
     def keep_best(self, engine: TrainEngine, step: int) -> None:
-        engine.save(self._cfg.run.directory)  # rank 0 says where
+        engine.save(self._options.directory)  # rank 0 says where

@@ -13,8 +13,7 @@ from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import RowSource
 from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.trainer import Trainer
-from oxrl.recipes.progress import Progress
-from oxrl.recipes.session import Session
+from oxrl.recipes.session import Progress, Session
 from oxrl.types import Images, Metrics
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from oxrl.functional.metrics import (
 )
 from oxrl.recipes.machine import Machine
 from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
-from oxrl.recipes.progress import RolloutProgress
-from oxrl.recipes.session import Session
+from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.step import gradients, named_tensors
 from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows
 from oxrl.rollouts.sync import RolloutStep

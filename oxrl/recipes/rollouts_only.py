@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from oxrl.functional.metrics import data_metrics
 from oxrl.recipes.machine import Machine
-from oxrl.recipes.progress import RolloutProgress
 from oxrl.recipes.rl import finish_step, write_samples
-from oxrl.recipes.session import Session
+from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.rollouts.batch import sample_metrics, trainable_rows
 
 

@@ -1,4 +1,6 @@
-"""The surroundings of every training loop's maths: records, checkpoints, signals, the console."""
+"""The surroundings of every training loop's maths: records, checkpoints, signals, the console, and
+the progress that a checkpoint keeps beside weights.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,23 @@ import dataclasses
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from oxrl.checkpoint import SavedEngines
+from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
-from oxrl.config import Config
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, Stopped
-from oxrl.modelfiles.dims import vocabulary_of
-from oxrl.recipes.opening import announce, new_saver, open_directory
-from oxrl.recipes.progress import P, Progress, crossed
 from oxrl.rewards.pools import ScoringPool
 from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.clock import Clock, resident_mb
-from oxrl.runs.console import Console, run_logging
+from oxrl.runs.console import Console, Mode, run_logging
+from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import read_records
 from oxrl.runs.health import Health, too_many_in_a_row
 from oxrl.runs.mirrors import Trackers
@@ -32,6 +34,78 @@ from oxrl.runs.waiting import StopRequest
 from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """The progress of every run.
+
+    step: optimizer steps done. draw: next position in the data order. line: the metrics of `step`
+    until they are recorded; a signal during its evaluation leaves them here. tokens: of `line`.
+    good_enough: whether an evaluation was as good as `run.stop_at` asks for.
+    """
+
+    step: int = 0
+    draw: int = 0
+    line: Metrics = field(default_factory=Metrics)
+    tokens: float = 0.0
+    good_enough: bool = False
+
+
+@dataclass(kw_only=True)
+class RolloutProgress(Progress):
+    """The progress of reinforcement learning.
+
+    rollout_step: rollout steps done. samples: what became of every sample so far.
+    kl_coeff: of the KL in the reward, which a feature may steer.
+    """
+
+    rollout_step: int = 0
+    samples: dict[str, int] = field(default_factory=dict[str, int])
+    kl_coeff: float = 0.0
+
+
+P = TypeVar("P", bound=Progress)
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """True if a multiple of `every` lies in (before, after]; 0 means never."""
+    return every > 0 and after // every > max(before, 0) // every
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """Settings of what surrounds the loop of a run.
+
+    open: opens the directory of the run, with what its inputs and its machine are noted there.
+    directory: of the run, also on ranks that open none.
+    name: of the run, on the console.
+    steps: optimizer steps of the whole run.
+    console: how the console shows it.
+    eval_every, checkpoint_every: optimizer steps; 0: never.
+    stop_at: a score of the evaluation that is good enough; None: there is none.
+    keep_checkpoints: how many stay.
+    saving: how they are written.
+    max_skipped_steps: more refused steps in a row end the run.
+    trackers: names of those that show the run.
+    vocabulary: tokens of the model; 0 where that is not known.
+    health: name of a sign -> what it does.
+    """
+
+    open: Callable[[], RunDirectory]
+    directory: Path
+    name: str
+    steps: int
+    console: Mode
+    eval_every: int
+    checkpoint_every: int
+    stop_at: float | None
+    keep_checkpoints: int
+    saving: SavingOptions
+    max_skipped_steps: int
+    trackers: Sequence[str]
+    vocabulary: int
+    health: Mapping[str, str]
 
 
 class Session:
@@ -44,34 +118,28 @@ class Session:
 
     pool: ScoringPool | None = None
 
-    def __init__(
-        self, cfg: Config, *, resume: bool, accept: Sequence[str] = (), ranks: Ranks = ALONE
-    ) -> None:
+    def __init__(self, options: SessionOptions, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         self.clock = Clock()
-        self._cfg = cfg
-        self._resume = resume
-        self._accept = accept
+        self._options = options
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        self._saver = new_saver(cfg, ranks, say=self.message)
+        self._saver = Saver(ranks, options.saving, say=self.message)
         self._stack.callback(self._saver.drop)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             # The directory first, then what writes into it.
-            cfg = self._cfg
-            directory = open_directory(cfg, resume=self._resume, accept=self._accept)
-            self.run = stack.enter_context(directory)
-            stack.enter_context(run_logging(self.run.path / "run.log", cfg.run.console))
+            options = self._options
+            self.run = stack.enter_context(options.open())
+            stack.enter_context(run_logging(self.run.path / "run.log", options.console))
             self.run.log_remarks()
             self.stop = stack.enter_context(StopRequest())
             self.recorder = stack.enter_context(Recorder(self.run))
-            self._health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
-            console = Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console)
+            self._health = Health(options.vocabulary, options.health)
+            console = Console(options.steps, options.name, mode=options.console)
             self._console = stack.enter_context(console)
-            self._trackers = stack.enter_context(Trackers(self.run, cfg.run.shown_in))
-            announce(cfg, self.run, console, resume=self._resume)
+            self._trackers = stack.enter_context(Trackers(self.run, options.trackers))
             console.watch(self.clock, self.recorder)
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
@@ -115,7 +183,7 @@ class Session:
         self.closing(gc.unfreeze)
         found = None
         if self.ranks.agree(self.ranks.first and self.run.resuming):
-            found = self._saver.newest(self._cfg.run.directory / CHECKPOINTS, engines)
+            found = self._saver.newest(self._options.directory / CHECKPOINTS, engines)
         if found is None:
             if self.ranks.first:
                 self.recorder.begin()
@@ -127,7 +195,7 @@ class Session:
             self.recorder.truncate(found.offsets)
             self._health.remember(read_records(self.run.metrics))
             # A kill may have come before the last save had removed what it replaced.
-            remove_old(self.run.checkpoints, found.step, self._cfg.run.keep_checkpoints)
+            remove_old(self.run.checkpoints, found.step, self._options.keep_checkpoints)
         state = dict(found.state)
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
         progress = type(fresh)(**state)
@@ -174,7 +242,7 @@ class Session:
             self._skipped_in_a_row = 0
             return
         self._skipped_in_a_row += 1
-        most = self._cfg.train.max_skipped_steps
+        most = self._options.max_skipped_steps
         if self._skipped_in_a_row <= most:
             return
         raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most, empty=bool(empty))
@@ -189,7 +257,7 @@ class Session:
 
     def eval_due(self, before: int, step: int) -> bool:
         """True if an evaluation belongs between optimizer steps `before` and `step`."""
-        return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
+        return step >= self._options.steps or crossed(self._options.eval_every, before, step)
 
     def note_score(self, progress: Progress, found: float | None, *, lower: bool = False) -> None:
         """Look at what an evaluation found, and tell where it is as good as `run.stop_at` asks for.
@@ -198,7 +266,7 @@ class Session:
             found: the score that decides; None where nothing was evaluated.
             lower: whether a lower one is the better one.
         """
-        wanted = self._cfg.run.stop_at
+        wanted = self._options.stop_at
         if wanted is None or found is None:
             return
         # A number that is none is not good enough.
@@ -215,12 +283,12 @@ class Session:
             Interrupted: a signal asked to stop and everything is saved.
         """
         step = progress.step
-        last = step >= self._cfg.run.steps or progress.good_enough
+        last = step >= self._options.steps or progress.good_enough
         stop = self.ranks.agree(self.stop.requested)
         wait = last or bool(stop)
         self._saver.settle(wait=wait)
         saved = self._saver.step
-        scheduled = crossed(self._cfg.run.checkpoint_every, saved, step)
+        scheduled = crossed(self._options.checkpoint_every, saved, step)
         if self.ranks.agree(step != saved and (scheduled or wait)):
             with self.clock.phase("time/checkpoint_s"):
                 self._save(engines, progress, wait=wait)
@@ -267,7 +335,7 @@ class Session:
                 progress.step,
                 state=state,
                 offsets=self.recorder.offsets(),
-                keep=self._cfg.run.keep_checkpoints,
+                keep=self._options.keep_checkpoints,
             )
 
         self._saver.save(engines, progress.step, new_writer, wait=wait)

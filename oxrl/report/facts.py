@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import PydanticUndefined
-
-from oxrl.config.schema import FIELDS
+from oxrl.commands.defaults import defaults_of
 from oxrl.errors import RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.modelfiles.dims import vocabulary_of
@@ -18,7 +16,6 @@ from oxrl.redact import masked
 from oxrl.runs.checkpoints import is_run, list_checkpoints
 from oxrl.runs.files import CHAIN_FIELD, Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
-from oxrl.tables.policy import ROWS
 
 # Digits that a curve shows.
 DIGITS = 6
@@ -52,16 +49,9 @@ def run_facts(directory: Path) -> Json:
 
 def config_rows(config: Mapping[str, Any]) -> Iterator[list[Any]]:
     """[field, value, default] of every field; the default is null where it is what was set."""
-    row = ROWS.get(str(config.get("train.alg_name")))
-    of_row: Mapping[str, Any] = {} if row is None else row.defaults
+    defaults = defaults_of(config)
     for path, value in config.items():
-        section, _, name = path.partition(".")
-        field = FIELDS.get(path)
-        default = None if field is None else field.default
-        if section == "train" and name in of_row:
-            default = of_row[name]
-        if default is PydanticUndefined:
-            default = "none: it has to be given"
+        default = defaults[path]
         told = None if default == value else _text(default)
         yield [path, _text(value), told]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from oxrl.assembly.reference import reference_text
 from oxrl.checkpoint.model_files import save_model
 from oxrl.config import load_config
 from oxrl.config.conditions import has_reference_model
@@ -31,7 +32,6 @@ from oxrl.plan.memory import (
 )
 from oxrl.plan.needs import memory_needed
 from oxrl.plan.plan import plan_text
-from oxrl.plan.reference import reference_text
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.policy import ROWS
 

@@ -10,6 +10,7 @@ from small_runs import rl_config, sft_config
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.micro_batch_rules import FIELD, tokens_by_rule
+from oxrl.assembly.opening import session_options
 from oxrl.assembly.settle import settle
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -71,7 +72,7 @@ def test_a_driver_without_a_gpu_settles_it_for_ranks_that_have_some(tmp_path: Pa
     """The head of a cluster may have none; whether the ranks have is found out by them."""
     overrides = ["train.backend=fsdp", "run.training_gpus=2", "run.device=cuda"]
     cfg = rl_config(tmp_path, "head", [*overrides, "inference_engine.actors=1"])
-    with Session(cfg, resume=False) as session:
+    with Session(session_options(cfg)) as session:
         settled = settle(cfg, session)
     assert choice_of(cfg) == {"value": 16384, "why": "as always with train.backend fsdp"}
     assert Assembly(settled).tokens_at_once == 16384

@@ -6,7 +6,7 @@ from oxrl.errors import required
 from oxrl.functional.masks import masked_sum
 from oxrl.functional.shaping import adapt_kl_coeff
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.progress import RolloutProgress
+from oxrl.recipes.session import RolloutProgress
 from oxrl.tables.numbers import KL_HORIZON, KL_TARGET
 from oxrl.types import Metrics, PolicyBatch
 

@@ -19,7 +19,7 @@ from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 if TYPE_CHECKING:
-    from oxrl.recipes.progress import RolloutProgress
+    from oxrl.recipes.session import RolloutProgress
     from oxrl.rollouts.rounds import GroupChoice
     from oxrl.tables.policy import Algorithm, Row
 

@@ -13,7 +13,7 @@ import torch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.recipes.features.base import Feature
-from oxrl.recipes.progress import RolloutProgress
+from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 

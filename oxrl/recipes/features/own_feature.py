@@ -17,7 +17,7 @@ from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
-from oxrl.recipes.progress import RolloutProgress
+from oxrl.recipes.session import RolloutProgress
 from oxrl.tables.numbers import Value
 from oxrl.tables.user_code import FEATURE
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.progress import crossed
+from oxrl.recipes.session import crossed
 from oxrl.tables.numbers import REFERENCE_SYNC_STEPS
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from oxrl.checkpoint import Saved
 from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
-from oxrl.recipes.progress import RolloutProgress
+from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 FILE = "moments.json"
