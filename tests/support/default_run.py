@@ -1,10 +1,10 @@
-"""A run of one step on a tiny model, which writes what it imported and what it called.
+"""A run on a tiny model, which writes what it imported and what it called.
 
-    python tests/support/default_run.py CONFIG OUT.json
+    python tests/support/default_run.py CONFIG OUT.json [--calls]
 
-`imported`: module -> its file. `calls`: of the package, from the first delivery of weights to the
-end of the run, [event, file, qualified name, first line] for every call and return; what modules
-do while they are imported is left out.
+`imported`: module -> its file. `calls`, where asked for: of the package, from the first delivery of
+weights to the end of the run, [event, file, qualified name, first line] for every call and return;
+what modules do while they are imported is left out.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ class Watch:
         SharedWeights.deliver = watched
 
 
-def main(config: str, out: str) -> None:
+def main(config: str, out: str, calls: str = "") -> None:
     watch = Watch()
-    watch.from_first_delivery()
+    if calls:
+        watch.from_first_delivery()
     try:
-        app(["train", config, "--dry-run"])
+        app(["train", config])
     finally:
         sys.setprofile(None)
         files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
