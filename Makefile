@@ -73,6 +73,7 @@ docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_health.py
 	$(BIN)/python docs/make_architectures.py
 	$(BIN)/python docs/make_benchmarks.py
+	$(BIN)/python docs/make_reading_path.py
 
 $(VENV)/.docs: $(VENV)/.installed
 	@$(INSTALL) -e ".[docs]"

@@ -55,7 +55,7 @@ NAV = {
         "docs/architectures.md",
         "CHANGELOG.md",
     ],
-    "Design": ["docs/code.md", "CONTRIBUTING.md"],
+    "Design": ["docs/code.md", "docs/reading_path.md", "CONTRIBUTING.md"],
     "Help": ["docs/troubleshooting.md", "FAQ.md"],
 }
 

@@ -8,9 +8,8 @@ neither blank, comment nor docstring).
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
+import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -256,14 +255,6 @@ def test_maths_and_tables_name_their_functions() -> None:
     assert found == []
 
 
-CONFIG = """
-run: {{name: driver, dir: {folder}/run, steps: 1, mlflow: false, device: cpu, threads: 1}}
-model: {{name: "builtin:tiny"}}
-data: {{train: {folder}/prompts.jsonl, prompts_per_step: 2}}
-reward: {{name: exact}}
-rollout: {{max_tokens: 4, n_samples: 2}}
-train: {{alg_name: sgrpo}}
-"""
 # The same with what most runs have.
 USUAL = {
     "name: exact": "name: math",
@@ -287,31 +278,26 @@ UNUSED = (
 )
 
 
-def run_of(folder: Path, config: str, *more: str) -> dict[str, Any]:
-    """What default_run.py says of a run."""
-    (folder / "prompts.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 4)
-    (folder / "config.yaml").write_text(config.format(folder=folder))
-    found = folder / "found.json"
-    program = str(ROOT / "tests/support/default_run.py")
-    command = [sys.executable, program, str(folder / "config.yaml"), str(found), *more]
-    here = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BESIDE}"}
-    output = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
-    assert output.returncode == 0, output.stdout + output.stderr
-    return json.loads(found.read_text())
+@cache
+def page_of_the_path() -> dict[str, Any]:
+    """The script that writes docs/reading_path.md: it makes a run and follows its calls."""
+    return runpy.run_path(str(ROOT / "docs/make_reading_path.py"))
 
 
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_of(tmp_path_factory.mktemp("driver"), CONFIG, "calls")
+    maker = page_of_the_path()
+    return maker["recorded_run"](tmp_path_factory.mktemp("driver"), maker["CONFIG"], "calls")
 
 
 @pytest.fixture(scope="module")
 def usual_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    config = CONFIG
+    maker = page_of_the_path()
+    config = maker["CONFIG"]
     for before, after in USUAL.items():
         assert before in config
         config = config.replace(before, after)
-    return run_of(tmp_path_factory.mktemp("usual"), config)
+    return maker["recorded_run"](tmp_path_factory.mktemp("usual"), config)
 
 
 def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_use(
@@ -369,28 +355,15 @@ def test_one_iteration_runs_few_functions_of_the_driver(default_run: dict[str, A
 def test_a_reader_changes_files_seldom_from_prompt_to_gradient(
     default_run: dict[str, Any],
 ) -> None:
-    """Entering a file and returning to one; a function is read once, and no file is left out."""
-    calls = default_run["calls"]
-    names = [(event, name) for event, _, name, _ in calls]
-    start = names.index(("call", "SyncRollouts.next"))
-    end = names.index(("return", "gradients"))
-    open_files = ["recipes/rl.py"]
-    read: set[tuple[str, str]] = set()
-    entered: list[bool] = []
-    changes: list[str] = []
-    for event, file, name, _ in calls[start : end + 1]:
-        if event == "call":
-            entered.append(all(entered) and (file, name) not in read)
-            if not entered[-1]:
-                continue
-            read.add((file, name))
-            if file != open_files[-1]:
-                changes.append(file)
-            open_files.append(file)
-        elif entered.pop():
-            left = open_files.pop()
-            if open_files[-1] != left:
-                changes.append(open_files[-1])
-    say(" ".join(changes))
-    say(f"{len(changes)} file changes from prompt to gradient, {len(set(changes))} files")
-    assert len(changes) <= MOST_FILE_CHANGES
+    """Entering a file and returning from it; a function is read once, and no file is left out."""
+    maker = page_of_the_path()
+    opened = maker["reading_path"](default_run["calls"])
+    page = maker["page"](opened)
+    say(page)
+    assert 2 * len(opened) <= MOST_FILE_CHANGES
+    # What a wait calls depends on how long it lasts: the files are compared, not every call.
+    written = (ROOT / "docs/reading_path.md").read_text(encoding="utf-8")
+    found, told = (
+        re.findall(r"^ *([\w/]+\.py)  ", text, flags=re.MULTILINE) for text in (page, written)
+    )
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(told)), "make docs writes it anew"
