@@ -7,7 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # `make UV=1 env` installs with uv where it is on PATH; the default is pip.
 UV ?=
-PYTEST_WORKERS ?= 2
+# One more than a small machine has cores: many tests wait for processes of theirs.
+PYTEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 ifeq ($(UV),1)
@@ -64,7 +65,7 @@ test-full: check  ## Every test, the slow ones included
 	$(PYTEST)
 
 test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)
-	$(BIN)/python tests/processors --workers $(PYTEST_WORKERS)
+	$(BIN)/python tests/processors --workers 2
 
 docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_config_reference.py
@@ -97,10 +98,10 @@ env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM o
 OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_vllm_host_process.py tests/recipes/test_scored_meanwhile.py tests/packages/test_judge_vllm.py
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
-	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not full" $(OF_SCALE)
+	$(SCALE)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(OF_SCALE)
 
 test-scale-full: env-scale  ## The same with every slow test, in .venv-scale
-	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(OF_SCALE)
+	$(SCALE)/bin/python -m pytest -n 2 --dist loadfile $(OF_SCALE)
 
 $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"

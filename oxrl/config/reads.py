@@ -99,7 +99,9 @@ def unmet(path: str, cfg: Config, found: Verdicts) -> Unmet | None:
     for recipes in (whole.of, own.of):
         if cfg.recipe not in recipes:
             return recipes
-    return None if name in cfg.train.row.defaults else own.number
+    if own.number is None or name in cfg.train.row.defaults:
+        return None
+    return own.number
 
 
 def read_values(cfg: Config) -> FieldValues:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from oxrl.redact import HIDDEN, SECRET_NAME, masked
@@ -50,10 +51,6 @@ VARIABLES = (
 
 def environment() -> Json:
     """Describe versions, hardware, git state and command line of this process, as JSON."""
-    versions: dict[str, str] = {}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     # What a container may use, where the system can tell: fewer than the machine has.
     cpus = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
@@ -64,12 +61,22 @@ def environment() -> Json:
         "machine": platform.machine(),
         "host": platform.node(),
         "cpus": cpus,
-        "packages": versions,
+        "packages": versions(),
         "torch": torch_state(),
         "git": git_state(Path(__file__).resolve().parent),
         "command": command_line(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the version of each package that a run may depend on, where it is installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def torch_state() -> Json | None:

@@ -477,7 +477,7 @@ class TrainConfig(Section):
     @property
     def row(self) -> Row:
         """Row of `alg_name` with the overridden cells put in."""
-        return compose_row(ROWS[self.alg_name], dict(self))
+        return compose_row(ROWS[self.alg_name], vars(self))
 
     @property
     def engine(self) -> TrainingEngine:
@@ -500,4 +500,6 @@ def compose_row(row: Row, train: Mapping[str, object]) -> Row:
         return row
     chosen = {kind: train.get(name) for name, kind in CELLS.items()}
     named = {kind: name for kind, name in chosen.items() if isinstance(name, str)}
+    if not named:
+        return row
     return dataclasses.replace(row, **named)  # pyright: ignore[reportArgumentType]
