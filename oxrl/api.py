@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
 from oxrl.config.field import fits_a_path
-from oxrl.config.given_mappings import mapping_source
+from oxrl.config.given import mapping_source
 from oxrl.config.load import read_with_overrides
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.schema import FieldValues, GivenValues
@@ -52,7 +52,7 @@ TRAIN_ROWS = "train.jsonl"
 EVAL_ROWS = "eval.jsonl"
 # Argument of `train` -> the field that holds its name.
 OBJECTS = {"reward": "reward.name", "environment": "environment.name", "gate": "train.loss"}
-FEATURES = "features"  # of the section train, which holds names and their numbers
+FEATURES = "train.features"  # which holds names and their numbers
 ROWS = {"dataset": ("data.train", TRAIN_ROWS), "eval_dataset": ("data.eval", EVAL_ROWS)}
 
 
@@ -376,7 +376,7 @@ def _name_features(source: Source, found: Given, feature: object) -> None:
         if name in found.objects:
             short = name.removeprefix(PREFIX)
             raise ConfigError(f"two things given are called {short}: rename one")
-        named = source.values.setdefault("train", {}).setdefault(FEATURES, {})
+        named = source.values.setdefault(FEATURES, {})
         if isinstance(named, dict):  # what is none, the checks say
             cast(FieldValues, named).setdefault(name, {})
         if not isinstance(value, str):
@@ -399,22 +399,19 @@ def _set(source: Source, path: str, value: str, argument: str) -> None:
     Raises:
         ConfigError: it does.
     """
-    section, _, name = path.partition(".")
-    fields = source.values.setdefault(section, {})
-    before = fields.get(name)
+    before = source.values.get(path)
     if before not in (None, "", value) and not is_given(str(before)):
         raise ConfigError(
             f"{path} = {before!r} in {source.file}, and {argument}= was given too: leave one out"
         )
-    fields[name] = value
+    source.values[path] = value
 
 
 def _find_rows_of_start(source: Source, directory: Path) -> None:
     """Name the rows that a run was started with, where it goes on and none are given again."""
     for argument, (path, file) in ROWS.items():
-        section, _, name = path.partition(".")
         written = directory / GIVEN / file
-        if written.is_file() and not source.values.get(section, {}).get(name):
+        if written.is_file() and not source.values.get(path):
             _set(source, path, str(written), argument)
 
 

@@ -12,9 +12,9 @@ from oxrl.assembly.pins import review_inputs
 from oxrl.assembly.reference import reference_text
 from oxrl.checkpoint.saving import Origin, SavingOptions
 from oxrl.config import Config, dump_config
-from oxrl.config.origins import told_origin
+from oxrl.config.conditions import CODE
 from oxrl.config.reads import resume_rules
-from oxrl.config.reward_options import CODE
+from oxrl.config.sections.model import told_origin
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.recipes.session import Session, SessionOptions
 from oxrl.runs.checkpoints import list_checkpoints

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
-from oxrl.config.reward_options import asked_rewards
+from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.train import is_own
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin

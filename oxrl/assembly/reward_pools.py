@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
-from oxrl.config.reward_options import (
-    JUDGE,
-    AskedReward,
-    asked_rewards,
-    runs_beside_policy,
-    runs_in_actors,
-)
+from oxrl.config.conditions import JUDGE, runs_beside_policy, runs_in_actors
+from oxrl.config.sections.reward import AskedReward, asked_rewards
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience, StopAsked
@@ -86,9 +81,9 @@ def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
             record=cfg.run.directory / FILE,
             field=asked.field,
         )
-    if runs_in_actors(cfg, asked):
+    if runs_in_actors(cfg, asked.name):
         return _actor_pool(cfg, asked)
-    if runs_beside_policy(cfg, asked):
+    if runs_beside_policy(cfg, asked.name):
         from oxrl.rewards.model_pool import ModelPool  # other rewards read no model
 
         return ModelPool(

@@ -20,8 +20,7 @@ from oxrl.assembly.assembly import DTYPES, Assembly
 from oxrl.assembly.micro_batch_rules import ByRule, read_at_once, tokens_by_rule
 from oxrl.assembly.pins import with_pinned_inputs
 from oxrl.config import Config
-from oxrl.config.checks import share_prefix
-from oxrl.config.checks.share_prefix import obstacles, open_choice
+from oxrl.config.conditions import SHARING, obstacles, open_choice
 from oxrl.engines.sample.choice import attends_to_everything
 from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.folder import adapter_base
@@ -64,7 +63,7 @@ def settle(cfg: Config, session: Session) -> Config:
         cfg = _with_micro_batch(cfg, ranks.agree(cut))
     if ranks.first and open_choice(cfg):
         decide = functools.partial(decide_sharing, cfg)
-        sharing = _choose(session, share_prefix.FIELD, decide, describe_sharing)
+        sharing = _choose(session, SHARING, decide, describe_sharing)
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
     return without_idle_actors(cfg)
 
@@ -79,7 +78,7 @@ def settle_as_noted(cfg: Config, noted: Json, ranks: Ranks, run: Path) -> Config
     """
     cfg = with_pinned_inputs(cfg, noted, ranks)
     if open_choice(cfg):
-        sharing = noted_choice(run, share_prefix.FIELD) or Choice(False, "nothing was noted")
+        sharing = noted_choice(run, SHARING) or Choice(False, "nothing was noted")
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
     cut = noted_choice(run, micro_batch_rules.FIELD)
     if cfg.train.micro_batch_tokens == "auto" and cut is not None:
@@ -101,7 +100,7 @@ def without_sharing(cfg: Config, session: Session, refusal: SharingRefused) -> C
     if list_checkpoints(session.run.checkpoints):
         raise refusal
     choice = Choice(False, _reason(refusal))
-    note_choice(session.run.path, share_prefix.FIELD, choice)
+    note_choice(session.run.path, SHARING, choice)
     session.message(describe_sharing(choice))
     session.pool = None
     return _with_train(cfg, share_prefix=False)
@@ -212,9 +211,9 @@ def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str)
 def describe_sharing(choice: Choice) -> str:
     """A choice in words."""
     how = "once for all of its responses" if choice.value else "anew for each response"
-    return f"each prompt is read {how}: {choice.why} ({share_prefix.FIELD}: auto)"
+    return f"each prompt is read {how}: {choice.why} ({SHARING}: auto)"
 
 
 def _reason(refusal: SharingRefused) -> str:
     """Without what to do: auto has done it."""
-    return str(refusal).removeprefix(f"{share_prefix.FIELD}: ").removesuffix("; set it to false")
+    return str(refusal).removeprefix(f"{SHARING}: ").removesuffix("; set it to false")

@@ -1,5 +1,5 @@
-"""When a field is read: conditions that the lines of fields name, each under the sentence that a
-user reads where it does not hold.
+"""Conditions under which a field is read, which the lines of fields name, each under the sentence
+that a user reads where it does not hold.
 
 A condition has three verdicts: it holds, it does not, or (None) that cannot be told yet; then a
 field is read where it is set. Of several that do not hold the first one here is told.
@@ -7,23 +7,27 @@ field is read where it is set. Of several that do not hold the first one here is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from oxrl.config.field import SAMPLING, Condition
+from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import model_config, vision_family
 from oxrl.tables.cells import CELLS
 from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.preference import METHODS
 
 if TYPE_CHECKING:
     from oxrl.config.schema import Config
 
 C = TypeVar("C", bound=Condition)
 
+SHARING = "train.share_prefix"
+CODE = "code"
+JUDGE = "judge"
 # Rewards by names that are no folders, whatever else lies beside the run.
-NO_FOLDERS = ("", "code", "judge")
+NO_FOLDERS = ("", CODE, JUDGE)
 # By condition, in the order of this file.
 SENTENCES: dict[Condition, str] = {}
 
@@ -122,13 +126,13 @@ def has_reward(cfg: Config) -> bool:
 @otherwise("is read by reward.name: code; set that, or remove it")
 def runs_code(cfg: Config) -> bool:
     """The reward `code` judges programs."""
-    return cfg.recipe not in SAMPLING or "code" in cfg.reward.names
+    return cfg.recipe not in SAMPLING or CODE in cfg.reward.names
 
 
 @otherwise("is read where a reward is the folder of a reward model; remove it")
 def has_reward_model(cfg: Config) -> bool:
     """A trained model scores."""
-    return any(name not in NO_FOLDERS and Path(name).is_dir() for name in cfg.reward.names)
+    return any(map(is_model_folder, cfg.reward.names))
 
 
 @otherwise("is read where it holds parts, PART: {{name: ...}}, and without reward.name; remove it")
@@ -175,7 +179,7 @@ def has_adapter(cfg: Config) -> bool:
     "fsdp, inference_engine.actors, or inference_engine.name: vllm): remove it"
 )
 def sends_adapters(cfg: Config) -> bool:
-    """What learns in adapters goes to samplers with weights of their own."""
+    """Adapters that learn go to samplers with weights of their own."""
     apart = cfg.train.engine.several_ranks or cfg.samplers > 0
     samples = cfg.recipe == "rl" or generates_answers(cfg)
     return samples and apart and cfg.lora.rank > 0
@@ -263,7 +267,77 @@ def joins_a_cluster(cfg: Config) -> bool:
     return cfg.run.ray_address is not None
 
 
+def is_model_folder(reward: str) -> bool:
+    """True if a reward of this name is a trained model."""
+    return reward not in NO_FOLDERS and Path(reward).is_dir()
+
+
+def runs_in_actors(cfg: Config, reward: str) -> bool:
+    """True if a reward of this name is a model that scores in Ray actors."""
+    return cfg.reward.actors > 0 and is_model_folder(reward)
+
+
+def runs_beside_policy(cfg: Config, reward: str) -> bool:
+    """True if a reward of this name is a model that scores on the run's device, in the process that
+    trains.
+
+    Where several processes train, it scores in Ray actors, or on the CPU of workers.
+    """
+    one_process = not cfg.train.engine.several_ranks
+    return one_process and not cfg.reward.actors and is_model_folder(reward)
+
+
 def generates_answers(cfg: Config) -> bool:
-    """Whether the evaluations of a supervised run answer prompts."""
+    """True if the evaluations of a supervised run answer prompts."""
     scored = cfg.recipe == "supervised" and cfg.reward.exists
     return scored and cfg.data.eval is not None
+
+
+# --- A prompt that is read once.
+class Obstacle(NamedTuple):
+    """A reason why prompts cannot be read once.
+
+    why: the reason. instead: what else than giving it up would help. field: the one that says so.
+    """
+
+    why: str
+    instead: str
+    field: str
+
+
+def sharing_is_read(cfg: Config) -> bool:
+    """True if the recipe has rows of one prompt."""
+    return cfg.recipe in COMPARING
+
+
+def open_choice(cfg: Config) -> bool:
+    """True if there is anything to choose: another recipe does not have the field."""
+    return sharing_is_read(cfg) and cfg.train.share_prefix == "auto"
+
+
+def obstacles(cfg: Config) -> Iterator[Obstacle]:
+    """Attention is PyTorch's, the engine was compared with plain rows, the model reads text."""
+    if cfg.model.attention not in ("auto", "sdpa"):
+        yield Obstacle(
+            f"needs model.attention sdpa, and it is {cfg.model.attention}",
+            ", or the attention to auto",
+            "model.attention",
+        )
+    if cfg.train.backend == "deepspeed":
+        yield Obstacle(
+            "was not compared with plain rows on DeepSpeed",
+            ", or train.backend to local or fsdp",
+            "train.backend",
+        )
+    if vision_family(cfg.model.name) is not None:
+        yield Obstacle("does not work with models that see images", "", "model.name")
+    if cfg.recipe == "rl":
+        return
+    if cfg.train.backend != "local":
+        yield Obstacle(
+            "was not compared with plain rows on several ranks that learn from pairs",
+            ", or train.backend to local",
+            "train.backend",
+        )
+    if METHODS[cfg.train.alg_name].unpaired:
+        yield Obstacle("needs pairs, and this method reads single completions", "", SHARING)

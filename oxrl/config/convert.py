@@ -8,6 +8,7 @@ from pathlib import Path
 
 from oxrl.config.load import load_source
 from oxrl.config.names import meant_by, translated
+from oxrl.config.reads import sections_of
 from oxrl.config.schema import GivenValues, recipe_of
 from oxrl.config.source import Source, read_source
 from oxrl.errors import ConfigError
@@ -57,11 +58,11 @@ def converted(path: Path) -> str:
     given = {name.rpartition(".")[2]: value for name, value in theirs.foreign.items()}
     row = next((row for name, row in TRAINED_BY.items() if name in given), "sft")
     ours = Source(f"what {path.name} becomes", theirs.values)
-    if not ours.written("run.name"):
+    if "run.name" not in ours.values:
         _set(ours, "run.name", path.stem, "the name of the file")
-    if not ours.written("train.alg_name"):
+    if "train.alg_name" not in ours.values:
         _set(ours, "train.alg_name", row, "a guess by the names in the file")
-    kind, batch = KINDS[recipe_of(ours.values) == "rl"]
+    kind, batch = KINDS[recipe_of(ours.values["train.alg_name"]) == "rl"]
     _set(ours, batch, _batch(given, kind), BATCH)
     # That a section is none of ours is no loss: what it holds is translated name by name.
     left = [f"{one.path}: {one.rule}" for one in theirs.problems if " section" not in one.rule]
@@ -77,9 +78,8 @@ def converted(path: Path) -> str:
 
 def _set(ours: Source, field: str, value: object, was: str) -> None:
     """Give a field of ours a value, where there is one; `was` is the name that it had."""
-    section, _, name = field.partition(".")
     if value is not None:
-        ours.values.setdefault(section, {})[name] = value
+        ours.values[field] = value
         ours.where[field] = was
 
 
@@ -100,7 +100,7 @@ def _batch(given: GivenValues, kind: str) -> int | None:
 def _text(ours: Source, left: list[str]) -> str:
     """The YAML of our sections, and comments about the rest."""
     lines: list[str] = []
-    for section, fields in ours.values.items():
+    for section, fields in sections_of(ours.values).items():
         lines.append(f"{section}:")
         for name, value in fields.items():
             was = " ".join(ours.where.get(f"{section}.{name}", "").split())

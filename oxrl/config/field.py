@@ -1,6 +1,6 @@
-"""What a section and a field of the configuration are. The line of a field says everything of it:
-default, meaning, bounds and their reasons, which recipes read it and when, what becomes of a run
-that is resumed with another value, and what other libraries call it.
+"""Sections and fields of the configuration. The line of a field says everything of it: default,
+meaning, bounds and their reasons, which recipes read it and when, what becomes of a run that is
+resumed with another value, and what other libraries call it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Bounds(TypedDict, total=False):
 
 
 class Facts(Bounds, total=False):
-    """What else a line may say: see `About`, whose `names` are `aka` here."""
+    """Anything else that a line may say: see `About`, whose `names` are `aka` here."""
 
     when: Condition | tuple[Condition, ...]
     resume: Resume
@@ -90,11 +90,12 @@ class Facts(Bounds, total=False):
     why: str
     too_low: str
     takes_mapping: bool
+    number: AnyNumber
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What oxRL knows of a field or a section beside its type, default, bounds and meaning.
+    """Facts of a field or a section beside its type, default, bounds and meaning.
 
     Args:
         of: recipes that can read it.
@@ -144,6 +145,7 @@ def setting(
         why=facts.pop("why", ""),
         too_low=facts.pop("too_low", ""),
         takes_mapping=facts.pop("takes_mapping", False),
+        number=facts.pop("number", None),
     )
     extra: JsonDict = {}
     if enum:
@@ -163,32 +165,26 @@ def setting(
     return field
 
 
-def number(declared: Number[T], names: Akas = (), when: Condition | None = None) -> T:
+def number(declared: Number[T], names: Akas = (), when: Condition | tuple[()] = ()) -> T:
     """Declare a field of `train` that is a number of the tables."""
-    field: Any = Field(
+    bounds = {name: getattr(declared, name) for name in ("ge", "gt", "le", "lt")}
+    return setting(
         declared.default,
-        description=declared.meaning,
-        ge=declared.ge,
-        gt=declared.gt,
-        le=declared.le,
-        lt=declared.lt,
-    )
-    about = About(
+        declared.meaning,
+        aka=names,
+        when=when,
         number=declared,
-        names=names if isinstance(names, tuple) else (names,),
-        when=() if when is None else (when,),
+        **cast(Bounds, bounds),
     )
-    field.metadata.append(about)
-    return field
 
 
 def about(field: FieldInfo) -> About:
-    """What the line of a field says beside what pydantic knows."""
+    """Return what the line of a field says beside what pydantic knows."""
     return next((item for item in field.metadata if isinstance(item, About)), About())
 
 
 def holds_mapping(field: FieldInfo) -> bool:
-    """Whether a field may be written as a mapping; every other one is a single value."""
+    """True if a field may be written as a mapping; every other one is a single value."""
     kinds = (field.annotation, *get_args(field.annotation))
     plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
     return about(field).takes_mapping or any(get_origin(kind) is dict for kind in plain)
@@ -212,10 +208,10 @@ class Section(BaseModel):
                 "must not be true or false here; write a number, or quote the word if it is text"
             )
         if boolean and not isinstance(value, bool) and value not in words:
-            allowed = ", ".join(["true", "false", *words][:-1])
-            last = ["true", "false", *words][-1]
+            *allowed, last = ("true", "false", *words)
             raise ValueError(
-                f"must be {allowed} or {last} (yes, no, on, off, 0 and 1 are not booleans here)"
+                f"must be {', '.join(allowed)} or {last} "
+                "(yes, no, on, off, 0 and 1 are not booleans here)"
             )
         bounded = any(isinstance(rule, MaxLen) for rule in field.metadata)
         for text in value if isinstance(value, dict) else (value,):
@@ -240,6 +236,11 @@ def _boolean_and_words(field: FieldInfo) -> tuple[bool, tuple[str, ...]]:
     if bool not in parts:
         return False, ()
     return True, tuple(word for part in parts for word in get_args(part))
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a text with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def fits_a_path(text: str) -> bool:

@@ -5,25 +5,22 @@ everything wrong.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import ValidationError
 
-from oxrl.config import conditions
 from oxrl.config.checks import training_problems
-from oxrl.config.checks.notices import notices
+from oxrl.config.checks.usual import notices
+from oxrl.config.conditions import evaluates
 from oxrl.config.field import about
-from oxrl.config.reads import can_read, fields_read, sections_of
-from oxrl.config.schema import FIELDS, SECTIONS, Config, recipe_of
-from oxrl.config.sections.train import CELLS
-from oxrl.config.source import Problem, Source, Values, read_source
+from oxrl.config.reads import fields_read, readable
+from oxrl.config.schema import FIELDS, Config
+from oxrl.config.source import Check, Problem, Source, read_source
 from oxrl.errors import ConfigError, OxrlError
 from oxrl.flat_config import recorded_config
 from oxrl.runs.checkpoints import is_run, named_run
-from oxrl.tables.numbers import NUMBERS
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -49,7 +46,7 @@ def read_with_overrides(path: Path | str, overrides: Sequence[str]) -> Source:
     """
     source = read_source(path)
     if overrides:
-        from oxrl.config.overrides import apply_overrides  # a file may say everything
+        from oxrl.config.given import apply_overrides  # a file may say everything
 
         apply_overrides(source, overrides)
     return source
@@ -76,45 +73,19 @@ def check_config(cfg: Config) -> None:
     Raises:
         ConfigError: lists every problem with its field, value and rule.
     """
-    problems = _new(_unread(cfg, _source_of(cfg)), [])
-    problems += _new(training_problems(cfg), problems)
-    if problems:
-        _refuse(problems, Source(file="the configuration"), cfg)
-
-
-def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
-    """Problems that do not only follow from those that are known."""
-    problems = list(found)
-    if not problems:
-        return []
-    from oxrl.config.mistakes import without_consequences  # most runs have none
-
-    return without_consequences(problems, known)
-
-
-def _refuse(problems: list[Problem], source: Source, cfg: Config) -> NoReturn:
-    from oxrl.config.mistakes import report  # most runs are not refused
-
-    raise ConfigError(report(problems, source, cfg))
-
-
-def _source_of(cfg: Config) -> Source:
-    """Make a source of a configuration made in Python: its fields that are not at their default."""
+    # Made in Python: what is not at its default was written.
     source = Source(file="the configuration")
-    for section in type(cfg).model_fields:
+    for path, field in FIELDS.items():
+        section, _, name = path.partition(".")
         given = getattr(cfg, section)
-        fields = type(given).model_fields
-        for name in given.model_fields_set.intersection(fields):
-            value = getattr(given, name)
-            off = (section, name, value) == ("data", "eval", None)
-            if off or value != fields[name].default:
-                source.values.setdefault(section, {})[name] = value
-    return source
+        value = getattr(given, name)
+        off = path == "data.eval" and value is None
+        if name in given.model_fields_set and (off or value != field.default):
+            source.values[path] = value
+    _refuse_what_is_wrong(cfg, source, [], training_problems)
 
 
-def checked(
-    source: Source, check: Callable[[Config], Iterable[Problem]], evaluated: Collection[str] = ()
-) -> Config:
+def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Config:
     """Check fields, across sections with `check`, and warn of what does less than it seems to.
 
     Args:
@@ -127,18 +98,50 @@ def checked(
     """
     with suppress(OSError, OxrlError):  # told by the checks, or where the run is opened
         if not evaluated and is_run(source.directory):
-            _keep_what_was_taken(source.values, sections_of(recorded_config(source.directory)))
-    cfg, problems = _validate(source, evaluated)
-    unread = _unread(cfg, source)
-    found = (problem for problem in unread if problem.path.split(".")[0] not in evaluated)
-    problems += _new(found, problems)
-    problems += _new(check(cfg), problems)
-    if problems:
-        _refuse(problems, source, cfg)
+            _keep_what_was_taken(source.values, recorded_config(source.directory))
+    cfg = None
+    problems = [*source.problems]
+    if not source.foreign:
+        with suppress(ValidationError):
+            cfg = Config.model_validate(readable(source.values, evaluated))
+    if cfg is None:
+        from oxrl.config.mistakes import read_what_is_right  # most files have nothing wrong
+
+        cfg = read_what_is_right(source, evaluated, problems)
+    _refuse_what_is_wrong(cfg, source, problems, check, evaluated)
     if not evaluated:  # what an evaluation does less than it seems to was told when it trained
-        for notice in (*_about_numbers(cfg, source), *notices(cfg)):
+        for notice in notices(cfg, source):
             warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
+
+
+def _refuse_what_is_wrong(
+    cfg: Config,
+    source: Source,
+    problems: list[Problem],
+    check: Check,
+    evaluated: Collection[str] = (),
+) -> None:
+    """Raise one error about all that is wrong, or written and not read.
+
+    Args:
+        problems: of single fields; check, evaluated: as of `checked`.
+    """
+    read = fields_read(cfg)
+    unread = [
+        path
+        for path in FIELDS
+        if path not in read
+        and path in source.values
+        and path.partition(".")[0] not in evaluated
+        # Whoever switches evaluation off need not touch what says how it is done.
+        and not (source.switched_off("data.eval") and evaluates in about(FIELDS[path]).when)
+    ]
+    across = list(check(cfg))
+    if problems or unread or across:
+        from oxrl.config.mistakes import report  # most runs are not refused
+
+        raise ConfigError(report(cfg, source, problems, unread, across))
 
 
 def _keep_what_was_taken(given: object, began: object) -> None:
@@ -153,60 +156,7 @@ def _keep_what_was_taken(given: object, began: object) -> None:
     for name in given.keys() & began.keys():
         written = given[name]
         then = began[name]
-        if name == "name" and isinstance(written, str) and isinstance(then, str):
+        if name.rpartition(".")[2] == "name" and isinstance(written, str) and isinstance(then, str):
             if named_run(written) in Path(then).parents:
                 given[name] = then
         _keep_what_was_taken(written, then)
-
-
-def _about_numbers(cfg: Config, source: Source) -> Iterator[str]:
-    """What is to be said of numbers of the algorithm that were chosen by hand."""
-    if NUMBERS.keys() & source.values.get("train", {}):
-        from oxrl.config.checks.numbers import number_notices
-
-        yield from number_notices(cfg, source)
-
-
-def _validate(source: Source, evaluated: Collection[str]) -> tuple[Config, list[Problem]]:
-    """Check every field on its own.
-
-    Returns:
-        The configuration, without fields that its recipe cannot read and with defaults in place of
-        wrong ones; and what is wrong.
-    """
-    written = {section: dict(fields) for section, fields in source.values.items()}
-    problems = [*source.problems]
-    if source.foreign:
-        from oxrl.config.mistakes import read_misnamed  # most files have names of ours alone
-
-        problems += _new(read_misnamed(source, written), source.problems)
-    recipe = recipe_of(written)
-    values: Values = {section: {} for section in SECTIONS}
-    for section, fields in written.items():
-        for name, value in fields.items():
-            path = f"{section}.{name}"
-            if path in FIELDS and (section in evaluated or can_read(recipe, path)):
-                values[section][name] = value
-    try:
-        return Config.model_validate(values), problems
-    except ValidationError as error:
-        from oxrl.config.mistakes import without_wrong_fields  # most values are right
-
-        problems += without_wrong_fields(values, error, problems)
-    return Config.model_validate(values), problems
-
-
-def _unread(cfg: Config, source: Source) -> Iterator[Problem]:
-    """Fields that are written down and that this run does not read."""
-    read = fields_read(cfg)
-    cells = ("train.alg_name", *(f"train.{name}" for name in CELLS))
-    for path, field in FIELDS.items():
-        if path in read or not source.written(path):
-            continue
-        # Whoever switches evaluation off need not touch what says how it is done.
-        if source.switched_off("data.eval") and conditions.evaluates in about(field).when:
-            continue
-        from oxrl.config.unread import why_unread  # most of what is written is read
-
-        section, _, name = path.partition(".")
-        yield Problem(path, why_unread(path, cfg), source.values[section][name], also=cells)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from oxrl.config.checks import of_episodes
-from oxrl.config.checks.base import Problems, at
-from oxrl.config.checks.data import check_evaluation_file, check_training_files
 from oxrl.config.checks.engines import check_deepspeed, check_ranks, check_samplers
-from oxrl.config.checks.model import MODEL
-from oxrl.config.checks.reward import check_reward
+from oxrl.config.checks.sampling import check_action, check_environment
+from oxrl.config.checks.usual import (
+    check_evaluation_file,
+    check_model,
+    check_model_files,
+    check_reward,
+    check_training_files,
+)
+from oxrl.config.given import apply_overrides
 from oxrl.config.load import checked, read_with_overrides
-from oxrl.config.overrides import apply_overrides
-from oxrl.config.schema import Config
-from oxrl.config.source import Problem, Source, Values, read_source
+from oxrl.config.schema import Config, FieldValues
+from oxrl.config.source import Problem, Problems, Source, at, read_source
 
 # Sections that may be set whatever the training algorithm reads.
 EVALUATED = (
@@ -26,6 +29,15 @@ EVALUATED = (
     "action",
     "rollout",
     "inference_engine",
+)
+OF_EVERY_EVALUATION = (
+    check_ranks,
+    check_deepspeed,
+    check_samplers,
+    check_model,
+    check_model_files,
+    check_environment,
+    check_action,
 )
 # What an override begins with that says what scores.
 REWARDED = ("reward.name=", "reward.parts=", "reward.parts.")
@@ -41,23 +53,23 @@ def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> C
 
 
 def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
-    """What evaluates a model that belongs to no run: everything else is said by overrides.
+    """Configure the evaluation of a model that belongs to no run: overrides say everything else.
 
     With a reward or an environment its responses to prompts are scored; without one it is judged by
     the likelihood of the answers in data.eval.
     """
     scoring = (*REWARDED, "environment.name=")
     rewarded = any(override.startswith(scoring) for override in overrides)
-    values: Values = {
-        "run": {"name": "evaluation", "steps": 1},
-        "model": {"name": model},
-        "train": {"alg_name": "sgrpo" if rewarded else "sft"},
+    values: FieldValues = {
+        "run.name": "evaluation",
+        "run.steps": 1,
+        "model.name": model,
+        "train.alg_name": "sgrpo" if rewarded else "sft",
     }
     source = Source(f"the evaluation of {model}", values)
     apply_overrides(source, overrides)
-    data = source.values.setdefault("data", {})
-    if "eval" in data:
-        data.setdefault("train", data["eval"])
+    if "data.eval" in source.values:
+        source.values.setdefault("data.train", source.values["data.eval"])
     return checked(source, _problems, EVALUATED)
 
 
@@ -73,8 +85,8 @@ def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
     """
     source = read_source(path)
     if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
-        for name in ("name", "parts", "options"):
-            source.values.get("reward", {}).pop(name, None)
+        for path in ("reward.name", "reward.parts", "reward.options"):
+            source.values.pop(path, None)
     for override in overrides:
         if not override.removeprefix("~").startswith("reward."):
             rule = "is not what scores: only reward.FIELD=VALUE can be given here"
@@ -92,8 +104,7 @@ def _reward_problems(cfg: Config) -> Iterator[Problem]:
 
 def _problems(cfg: Config) -> Problems:
     """Problems that matter where a configuration is only evaluated."""
-    whole = (check_ranks, check_deepspeed, check_samplers, *MODEL, *of_episodes(cfg))
-    for check in whole:
+    for check in OF_EVERY_EVALUATION:
         yield from check(cfg)
     # Without a reward, a supervised run is judged by the likelihood of given answers.
     if cfg.reward.exists or cfg.recipe != "supervised":

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from oxrl.config.field import about
+from oxrl.config.conditions import SENTENCES
+from oxrl.config.field import (
+    ANSWERING,
+    COMPARING,
+    EVALUATING,
+    OFFLINE,
+    PREFERENCE,
+    RL,
+    SAMPLING,
+    SUPERVISED,
+    about,
+)
 from oxrl.config.names import homes, meaning, meant_by, other_names, translated
-from oxrl.config.schema import FIELDS, SECTIONS, Config
+from oxrl.config.reads import readable, unmet, verdicts
+from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
 from oxrl.config.sections.reward import RewardPart
-from oxrl.config.source import AS_IT_IS, UNSET, Problem, Source, Values
+from oxrl.config.sections.train import CELLS
+from oxrl.config.source import AS_IT_IS, UNSET, Problem, Source
 from oxrl.errors import did_you_mean
 from oxrl.flat_config import PARTS
 from oxrl.redact import HIDDEN, SECRET_NAME
+from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.numbers import Number
+from oxrl.tables.policy import ROWS
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
 PLACEHOLDERS: dict[str, str | int] = {
@@ -27,14 +43,64 @@ PLACEHOLDERS: dict[str, str | int] = {
     "data.train": "unnamed.jsonl",
     "train.alg_name": "sgrpo",
 }
+# Recipes that read a field -> why a run of another recipe does not, {} its algorithm.
+OF_RECIPES = {
+    RL: "is read by reinforcement learning; {} is not: remove it",
+    SAMPLING: "is read by reinforcement learning; {} is not: remove it",
+    ANSWERING: (
+        "is read by reinforcement learning and supervised fine-tuning; {} is neither: remove it"
+    ),
+    EVALUATING: (
+        "is read by reinforcement learning and evaluations of supervised fine-tuning; {} is "
+        "neither: remove it"
+    ),
+    OFFLINE: (
+        "is read by supervised and preference algorithms; {} is reinforcement learning: remove it"
+    ),
+    PREFERENCE: "is read by preference methods; {} is none: remove it",
+    COMPARING: (
+        "is read by reinforcement learning and preference methods; {} is neither: remove it"
+    ),
+    SUPERVISED: "is read by supervised fine-tuning; {} is not: remove it",
+}
 
 
-def read_misnamed(source: Source, written: Values) -> list[Problem]:
+def read_what_is_right(
+    source: Source, evaluated: Collection[str], problems: list[Problem]
+) -> Config:
+    """Read a configuration of which something is wrong: misnamed values as what was meant, and
+    defaults and placeholders in place of wrong values.
+
+    Args:
+        source: what was written.
+        evaluated: as of `load.checked`.
+        problems: those of the source; what is wrong with single fields is added.
+    """
+    written = dict(source.values)
+    problems += without_consequences(_read_misnamed(source, written), problems)
+    values = readable(written, evaluated)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    missing = [field_problem(detail) for detail in details if detail["type"] == "missing"]
+    problems += [field_problem(detail) for detail in details if detail["type"] != "missing"]
+    problems += without_consequences(missing, problems)
+    for detail in details:
+        section, name = (str(part) for part in detail["loc"][:2])
+        path = f"{section}.{name}"
+        values[section].pop(name, None)
+        if path in PLACEHOLDERS:
+            values[section][name] = PLACEHOLDERS[path]
+    return Config.model_validate(values)
+
+
+def _read_misnamed(source: Source, written: FieldValues) -> list[Problem]:
     """Read values under names that are none of ours as what was meant, where nothing else is
     written there: what is wrong with them is told at once.
 
     Args:
-        written: section -> field -> value, of the names that are ours; added to.
+        written: values by the names that are ours; added to.
 
     Returns:
         One problem for each such name, but for those in sections that are none of ours and that
@@ -47,36 +113,9 @@ def read_misnamed(source: Source, written: Values) -> list[Problem]:
             problems.append(_unknown_field(path, value))
         meant, found = translated(path, value)
         for field in meant or [_meant(path)]:
-            section, _, name = field.partition(".")
-            if field in FIELDS and name not in written.setdefault(section, {}):
-                written[section][name] = found
+            if field in FIELDS and field not in written:
+                written[field] = found
                 source.where[field] = source.place(path)
-    return problems
-
-
-def without_wrong_fields(
-    values: Values, error: ValidationError, known: Sequence[Problem]
-) -> list[Problem]:
-    """Take wrong fields out of a configuration, so that what else is wrong can be found.
-
-    Args:
-        values: section -> field -> value, in which defaults and placeholders take their places.
-        error: says which are wrong.
-        known: problems that were found before.
-
-    Returns:
-        What is wrong with them.
-    """
-    details = error.errors(include_url=False)
-    problems = [field_problem(detail) for detail in details if detail["type"] != "missing"]
-    missing = [field_problem(detail) for detail in details if detail["type"] == "missing"]
-    problems += without_consequences(missing, [*known, *problems])
-    for detail in details:
-        section, name = (str(part) for part in detail["loc"][:2])
-        path = f"{section}.{name}"
-        values[section].pop(name, None)
-        if path in PLACEHOLDERS:
-            values[section][name] = PLACEHOLDERS[path]
     return problems
 
 
@@ -106,7 +145,7 @@ def field_problem(detail: ErrorDetails) -> Problem:
 
 
 def _why_bounded(field: FieldInfo, crossed: Collection[str]) -> str:
-    """Why the bound that was crossed is there, as the end of a sentence; empty where plain."""
+    """Tell why the bound that was crossed is there, as the end of a sentence; empty where plain."""
     why = ""
     if not {"ge", "gt"}.isdisjoint(crossed):
         why = about(field).too_low
@@ -166,30 +205,85 @@ def without_consequences(found: Iterable[Problem], known: Sequence[Problem]) -> 
     return kept
 
 
-def report(problems: list[Problem], source: Source, cfg: Config) -> str:
+def report(
+    cfg: Config,
+    source: Source,
+    problems: list[Problem],
+    unread: Sequence[str],
+    across: Iterable[Problem],
+) -> str:
     """Every problem with its place: those of the file in the order of its lines, then those of
     overrides.
+
+    Args:
+        problems: of single fields; unread: fields that are written and not read; across: problems
+            of several fields. What only follows from one before it is left out.
     """
+    cells = ("train.alg_name", *(f"train.{name}" for name in CELLS))
+    not_read = [
+        Problem(path, why_unread(path, cfg), source.values[path], also=cells) for path in unread
+    ]
+    told = [*problems]
+    told += without_consequences(not_read, told)
+    told += without_consequences(across, told)
     blocks: list[tuple[float, str]] = []
-    for problem in problems:
+    for problem in told:
         place = problem.where or source.place(problem.path)
         line = place.rpartition(":")[2]
-        value = problem.value
-        if value is AS_IT_IS:
-            value = attrgetter(problem.path)(cfg)
-        secret = isinstance(value, str) and SECRET_NAME.fullmatch(problem.path)
-        told = HIDDEN if secret else _shorten(value)
-        shown = "" if value is UNSET else f" = {told}"
-        block = f"{place}: {problem.path}{shown}\n    {problem.rule}"
+        block = f"{place}: {problem.path}{_shown_value(problem, cfg)}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
+    blocks.sort(key=itemgetter(0))
     count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
-    return f"{count} in {source.file}\n\n" + "\n".join(
-        block for _, block in sorted(blocks, key=lambda pair: pair[0])
-    )
+    return f"{count} in {source.file}\n\n" + "\n".join(block for _, block in blocks)
 
 
-def _shorten(value: object) -> str:
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+def _shown_value(problem: Problem, cfg: Config) -> str:
+    """The value of a problem's field, behind an equals sign; empty where none is told."""
+    value = problem.value
+    if value is UNSET:
+        return ""
+    if value is AS_IT_IS:
+        value = attrgetter(problem.path)(cfg)
+    text = repr(value)
+    if isinstance(value, str) and SECRET_NAME.fullmatch(problem.path):
+        text = HIDDEN
+    elif value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = text.lower()
+    return f" = {text}" if len(text) <= 80 else f" = {text[:77]}..."
+
+
+def why_unread(path: str, cfg: Config) -> str:
+    """Say what reads `path`, and so why this run does not.
+
+    Args:
+        path: dotted, of a field that this run does not read.
+        cfg: of the run.
+    """
+    lacking = unmet(path, cfg, verdicts(cfg))
+    if isinstance(lacking, tuple):
+        return OF_RECIPES[lacking].format(cfg.train.alg_name)
+    if isinstance(lacking, Number):
+        return _why_no_number(lacking.key, cfg)
+    return "" if lacking is None else SENTENCES[lacking].format(cfg=cfg)
+
+
+def _why_no_number(name: str, cfg: Config) -> str:
+    """Name the algorithms and cells that read a number which this run does not."""
+    algorithms = [row.name for row in ROWS.values() if name in row.defaults]
+    fields = {kind: field for field, kind in CELLS.items() if kind != "ratio"}
+    choices: list[str] = []
+    for (kind, cell), found in TABLE.items():
+        if kind in fields and name in [number.key for number in found.numbers]:
+            choices.append(f"train.{fields[kind]}: {cell}")
+    known = [f"algorithms: {', '.join(algorithms)}"] if algorithms else []
+    if choices:
+        known.append(", ".join(choices))
+    hint = ""
+    if name == "beta" and cfg.recipe == "rl":
+        hint = "; the weight of a KL term is train.kl_coeff here"
+    return (
+        f"is not read by {cfg.train.alg_name} as configured (read by {'; '.join(known)}); "
+        f"remove it, or choose one of those{hint}"
     )
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,5 +1,5 @@
-"""What may have been meant by a name that no section or field has: one of another library, or one
-of ours in another place.
+"""Names that no section or field has, and what may have been meant: by one of another library, or
+by one of ours in another place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WITHOUT_FIELD = {
 
 
 class Meant(NamedTuple):
-    """What a name of another library stands for; see `Aka`.
+    """The fields that a name of another library stands for; see `Aka`.
 
     fields: ours; several where the kind of training decides, none where there is nothing to set.
     """
@@ -71,7 +71,7 @@ def other_names() -> dict[str, Meant]:
 
 
 def meaning(path: str) -> Meant | None:
-    """What a name of another library stands for here; None where it is not known.
+    """Find what a name of another library stands for here; None where it is not known.
 
     Args:
         path: as it is written there; of several dotted names as many of the last words as are
@@ -112,7 +112,7 @@ def translated(path: str, value: object) -> tuple[list[str], object]:
 
 
 def meant_by(name: str) -> str:
-    """What a name of another library is here, to be added to an error; empty where none is known.
+    """Tell what a name of another library is here, at the end of an error; empty where none is.
 
     Args:
         name: with its sections or without them.

@@ -1,4 +1,4 @@
-"""Which fields a run reads, as their lines say, and its YAML, resolved to those.
+"""The fields that a run reads, as their lines say, and its YAML, resolved to those.
 
 A field that is written down but not read is refused: a knob that turns nothing must not look as if
 it did.
@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
+from operator import attrgetter
 from typing import cast
 
 from oxrl.config.conditions import SENTENCES, has_reference_model
-from oxrl.config.field import Condition, Recipes, Section, about
-from oxrl.config.schema import FIELDS, Config, FieldValues, GivenValues
+from oxrl.config.field import About, Condition, Recipes, Section, about
+from oxrl.config.schema import (
+    FIELDS,
+    SECTIONS,
+    Config,
+    FieldValues,
+    GivenValues,
+    recipe_of,
+)
 from oxrl.config.sections.train import CELLS
 from oxrl.flat_config import differences
 from oxrl.redact import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import CRITIC, FEATURES
 from oxrl.tables.numbers import AnyNumber
-from oxrl.tables.policy import ROWS, Row
+from oxrl.tables.policy import ROWS
 
 # What a field needs and a run has not: a condition that holds, one of some recipes, or a row that
 # reads its number.
 Unmet = Condition | Recipes | AnyNumber
 Verdicts = Mapping[Condition, bool | None]
-
-
-def row_fields(row: Row) -> frozenset[str]:
-    """Dotted `train.*` paths that the cells and features of `row` read."""
-    return frozenset(f"train.{name}" for name in row.defaults)
 
 
 def models_trained(cfg: Config) -> int:
@@ -40,11 +43,31 @@ def models_trained(cfg: Config) -> int:
 
 
 def can_read(recipe: str, path: str) -> bool:
-    """Whether some algorithm of a recipe reads a field."""
-    field = about(FIELDS[path])
-    whole = about(Config.model_fields[path.partition(".")[0]])
+    """True if some algorithm of a recipe reads a field."""
+    section, field = declared(path)
     known = field.number is None or field.number.key in numbers_of(recipe)
-    return known and recipe in whole.of and recipe in field.of
+    return known and recipe in section.of and recipe in field.of
+
+
+def declared(path: str) -> tuple[About, About]:
+    """Return what the lines of a field's section and of the field itself say."""
+    return about(Config.model_fields[path.partition(".")[0]]), about(FIELDS[path])
+
+
+def readable(written: GivenValues, evaluated: Collection[str]) -> dict[str, FieldValues]:
+    """Section -> field -> value, without values that no algorithm of their recipe can read.
+
+    Args:
+        written: values by dotted path.
+        evaluated: sections that may be set whatever the recipe is.
+    """
+    recipe = recipe_of(written.get("train.alg_name"))
+    values: dict[str, FieldValues] = {section: {} for section in SECTIONS}
+    for path, value in written.items():
+        section, _, name = path.partition(".")
+        if section in evaluated or can_read(recipe, path):
+            values[section][name] = value
+    return values
 
 
 @cache
@@ -58,8 +81,8 @@ def numbers_of(recipe: str) -> frozenset[str]:
 
 
 def resume_rules() -> dict[str, str]:
-    """What becomes of a run that is resumed with another value: by dotted path, or by section where
-    that is said of all of it (see `Resume`); what is not there is fixed.
+    """Rules of what becomes of a run that is resumed with another value (see `Resume`): by dotted
+    path, or by section where that is said of all of it; what is not there is fixed.
     """
     fields = {**Config.model_fields, **FIELDS}
     rules = {path: about(field).resume for path, field in fields.items()}
@@ -73,7 +96,7 @@ def fields_read(cfg: Config) -> frozenset[str]:
 
 
 def verdicts(cfg: Config) -> Verdicts:
-    """What every condition says of a configuration, in their order."""
+    """Ask every condition of a configuration, in their order."""
     return {condition: condition(cfg) for condition in SENTENCES}
 
 
@@ -85,23 +108,20 @@ def unmet(path: str, cfg: Config, found: Verdicts) -> Unmet | None:
         cfg: of the run.
         found: the verdicts on it.
     """
-    section, _, name = path.partition(".")
-    field = FIELDS[path]
-    own = about(field)
-    whole = about(Config.model_fields[section])
+    section, field = declared(path)
+    asked = (*section.when, *field.when)
     for condition, holds in found.items():
-        if condition not in whole.when and condition not in own.when:
+        if condition not in asked:
             continue
         if holds is None:
-            holds = getattr(getattr(cfg, section), name) != field.default
+            holds = attrgetter(path)(cfg) != FIELDS[path].default
         if not holds:
             return condition
-    for recipes in (whole.of, own.of):
+    for recipes in (section.of, field.of):
         if cfg.recipe not in recipes:
             return recipes
-    if own.number is None or name in cfg.train.row.defaults:
-        return None
-    return own.number
+    number = field.number
+    return None if number is None or number.key in cfg.train.row.defaults else number
 
 
 def read_values(cfg: Config) -> FieldValues:
@@ -111,12 +131,10 @@ def read_values(cfg: Config) -> FieldValues:
     read = fields_read(cfg)
     found: FieldValues = {}
     for path in FIELDS:
-        section, _, name = path.partition(".")
         if path not in read:
             continue
-        value = getattr(getattr(cfg, section), name)
-        unset = section == "train" and name in CELLS and value is None
-        if not unset:
+        value = attrgetter(path)(cfg)
+        if value is not None or path.removeprefix("train.") not in CELLS:
             found[path] = _plain(value)
     return found
 
@@ -147,13 +165,9 @@ def dump_config(cfg: Config) -> str:
     Only what looks like a secret in a value becomes ***: the text is shown and kept.
     """
     lines: list[str] = []
-    started = ""
-    for path, value in read_values(cfg).items():
-        section, _, name = path.partition(".")
-        if section != started:
-            lines.append(f"{section}:\n")
-            started = section
-        lines.append(f"  {name}: {_scalar(value)}\n")
+    for section, fields in sections_of(read_values(cfg)).items():
+        lines.append(f"{section}:\n")
+        lines += [f"  {name}: {_scalar(value)}\n" for name, value in fields.items()]
     return "".join(lines)
 
 

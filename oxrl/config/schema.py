@@ -19,14 +19,16 @@ from oxrl.config.conditions import (
     uses_fsdp,
 )
 from oxrl.config.field import ANSWERING, COMPARING, EVALUATING, RL, Section, setting
-from oxrl.config.sections.action import ActionConfig
 from oxrl.config.sections.data import DataConfig
-from oxrl.config.sections.deepspeed import DeepSpeedConfig, ReferenceConfig
-from oxrl.config.sections.environment import EnvironmentConfig
-from oxrl.config.sections.fsdp import FsdpConfig
+from oxrl.config.sections.engines import (
+    DeepSpeedConfig,
+    EngineConfig,
+    FsdpConfig,
+    ReferenceConfig,
+)
 from oxrl.config.sections.model import LoraConfig, ModelConfig
 from oxrl.config.sections.reward import RewardConfig
-from oxrl.config.sections.rollout import EngineConfig, RolloutConfig
+from oxrl.config.sections.rollout import ActionConfig, EnvironmentConfig, RolloutConfig
 from oxrl.config.sections.run import RunConfig
 from oxrl.config.sections.train import TrainConfig, compose_row
 from oxrl.tables.engines import SAMPLING_ENGINES
@@ -107,9 +109,9 @@ class Config(Section):
         return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 
-def recipe_of(values: GivenValues) -> str:
-    """Recipe of the algorithm that `values` name; where it is in doubt, reinforcement learning."""
-    row = ROWS.get(str(_fields(values, "train").get("alg_name")))
+def recipe_of(algorithm: object) -> str:
+    """Recipe of an algorithm by its name; where that is in doubt, reinforcement learning."""
+    row = ROWS.get(str(algorithm))
     return "rl" if row is None else row.recipe
 
 

@@ -1,21 +1,22 @@
-"""YAML as plain values that remember where they were written."""
+"""Plain values that remember where a user wrote them, in YAML or in a program, and what is wrong
+with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from oxrl.config.field import holds_mapping
-from oxrl.config.schema import FIELDS, SECTIONS, FieldValues
-from oxrl.errors import ConfigError
+from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
+from oxrl.errors import ConfigError, why_no_file
 from oxrl.flat_config import PARTS
-
-Values = dict[str, FieldValues]
 
 # Values of problems: none is told, or the one of the configuration.
 UNSET: object = object()
@@ -48,16 +49,25 @@ class Problem:
     also: tuple[str, ...] = ()
 
 
+Problems = Iterator[Problem]
+Check = Callable[[Config], Problems]
+
+
+def at(path: str, rule: str, *also: str) -> Problem:
+    """The problem of a field, told with the value that it has; fields `also` took part."""
+    return Problem(path, rule, AS_IT_IS, also=also)
+
+
 @dataclass
 class Source:
-    """The values that the user wrote: section -> field -> value, and the place of each dotted path.
+    """The values that the user wrote, and where: by dotted path, under names of ours in `values`.
 
     `taken_back` are fields that the file sets, and an override takes back; `foreign` are values of
     the file under names that are none of ours.
     """
 
     file: str
-    values: Values = field(default_factory=Values)
+    values: FieldValues = field(default_factory=FieldValues)
     foreign: FieldValues = field(default_factory=FieldValues)
     taken_back: set[str] = field(default_factory=set[str])
     where: dict[str, str] = field(default_factory=dict[str, str])
@@ -66,20 +76,13 @@ class Source:
     @property
     def directory(self) -> Path:
         """The place where the run will be; a wrong name of it is found by the checks."""
-        section = self.values.get("run", {})
-        place = section.get("dir")
-        return Path(str(place)) if place else Path("runs") / str(section.get("name"))
-
-    def written(self, path: str) -> bool:
-        """True if the field of this dotted name was given a value, under names of ours."""
-        section, _, name = path.partition(".")
-        return name in self.values.get(section, {})
+        place = self.values.get("run.dir")
+        return Path(str(place)) if place else Path("runs") / str(self.values.get("run.name"))
 
     def switched_off(self, path: str) -> bool:
         """True if the field of this dotted name is null by name, or was taken back."""
-        section, _, name = path.partition(".")
         unwritten = None if path in self.taken_back else UNSET
-        return self.values.get(section, {}).get(name, unwritten) is None
+        return self.values.get(path, unwritten) is None
 
     def place(self, path: str) -> str:
         """Return the place where a field was written, or else where it would stand."""
@@ -108,8 +111,50 @@ def read_source(path: Path | str) -> Source:
     if not isinstance(root, MappingNode):
         rule = "the file must hold sections such as `train:`, not a list or a single value"
         raise ConfigError(f"{path}:1: {rule}")
-    _read_sections(root, source)
+    take(_entries("", root, source), source)
     return source
+
+
+def take(given: Mapping[Any, Any], source: Source) -> None:
+    """Keep section -> field -> value of what a file or a program says, and what is wrong there."""
+    for name, fields in given.items():
+        section = str(name)
+        place = source.place(section)
+        if section not in SECTIONS:
+            from oxrl.config.names import homes, meant_by, unknown_section  # most are ours
+
+            if isinstance(fields, Mapping) or not (meant_by(section) or homes(section)):
+                source.wrong(section, unknown_section(section), place)
+        elif fields is None or fields == {}:
+            continue
+        elif not isinstance(fields, Mapping):
+            source.wrong(section, "is a section and holds fields, not a value", place)
+        for path, value in _fields_in(section, fields):
+            try:
+                enter(path, _as_written(path, value), source)
+            except ValueError as error:
+                source.wrong(path, str(error), source.place(path))
+
+
+def _fields_in(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield every field by its dotted path; below a name that is none of ours, all there is."""
+    of_section = path in SECTIONS or path.partition(".")[0] not in SECTIONS
+    if of_section and isinstance(value, Mapping) and value:
+        for name, inner in cast(Mapping[object, object], value).items():
+            yield from _fields_in(f"{path}.{name}", inner)
+    else:
+        yield path, value
+
+
+def _as_written(path: str, value: object) -> object:
+    """A value of a program as a file has it: paths and names are text."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping) and _holds_names(path):
+        given = cast(Mapping[object, object], value)
+        return {str(name): _as_written(f"{path}.{name}", inner) for name, inner in given.items()}
+    repr(value)  # refuses a number of too many digits, as `plain` does
+    return value
 
 
 def enter(path: str, value: object, source: Source) -> None:
@@ -118,7 +163,6 @@ def enter(path: str, value: object, source: Source) -> None:
     Raises:
         ValueError: it holds several values, and the field takes one.
     """
-    section, _, name = path.partition(".")
     if path not in FIELDS:
         source.foreign[path] = value
     elif isinstance(value, list | tuple | set) or (
@@ -126,29 +170,33 @@ def enter(path: str, value: object, source: Source) -> None:
     ):
         raise ValueError("takes a single value, not a list or nested fields")
     else:
-        source.values.setdefault(section, {})[name] = value
+        source.values[path] = value
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        from oxrl.config.unreadable import why_no_text  # most files are there
-
-        raise ConfigError(f"{path}: {why_no_text(path, error)}") from None
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8; save the file as UTF-8"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
+    raise ConfigError(f"{path}: {why}")
 
 
 def compose(text: str, name: str) -> Node | None:
+    """Parse a text that is no larger than a configuration may be; None where it is empty."""
     brackets = text.count("[") + text.count("{")
     if len(text) > MOST_CHARACTERS or brackets > MOST_BRACKETS:
         limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
         raise ConfigError(f"{name}: not a configuration: {limits}")
     try:
         root = YAML(pure=True).compose(text)
-    except (YAMLError, RecursionError) as error:
-        from oxrl.config.unreadable import why_no_yaml  # most files are YAML
-
-        raise ConfigError(f"{name}:{why_no_yaml(text, error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
+    except MarkedYAMLError as error:
+        raise ConfigError(f"{name}:{_why_no_yaml(text, error)}") from None
+    except YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     found = [root]
     for node in found:  # of a mapping, pairs of nodes
         inside = getattr(node, "value", node)
@@ -160,88 +208,71 @@ def compose(text: str, name: str) -> Node | None:
     return root
 
 
-def _entries(
-    node: MappingNode, prefix: str, source: Source, override: str = ""
-) -> Iterator[tuple[str, Node, str]]:
-    """Yield (dotted path, value node, place) of each key.
+def _why_no_yaml(text: str, error: MarkedYAMLError) -> str:
+    """The line, and why it is no YAML."""
+    mark = error.problem_mark or error.context_mark
+    line = mark.line if mark is not None else 0
+    why = error.problem or error.context
+    if "\t" in "".join(text.splitlines()[line : line + 1]):
+        why = f"{why}; YAML is indented with spaces, this line has a tab"
+    return f"{line + 1}: not YAML: {why}"
 
-    A key that is no text, or comes twice, becomes a problem. `override` is the place of everything
-    that an override says.
+
+def value_of(path: str, node: Node, source: Source, override: str = "") -> object:
+    """The value that a node gives a field, or what is not one of ours.
+
+    Args:
+        override: the place of all in it, where that is no file.
     """
-    first: dict[str, str] = {}
-    for key, value in node.value:
-        place = override or f"{source.file}:{key.start_mark.line + 1}"
-        if not isinstance(key, ScalarNode):
-            source.wrong(prefix.rstrip("."), "a field name must be a word", place)
-            continue
-        path = prefix + key.value
-        if path in first:
-            source.wrong(path, f"written twice, first at {first[path]}; keep one of them", place)
-            continue
-        first[path] = place
-        source.where[path] = place
-        yield path, value, place
-
-
-def _read_sections(root: MappingNode, source: Source) -> None:
-    for section, node, place in _entries(root, "", source):
-        if section not in SECTIONS:
-            # Most files have sections of ours alone.
-            from oxrl.config.names import homes, meant_by, unknown_section
-
-            if isinstance(node, MappingNode) or not (meant_by(section) or homes(section)):
-                source.wrong(section, unknown_section(section), place)
-            _foreign(section, node, source)
-        elif isinstance(node, MappingNode):
-            for path, value, _ in _entries(node, f"{section}.", source):
-                _store(path, value, source)
-        elif node.value not in ("", "~", "null"):
-            source.wrong(section, "is a section and holds fields, not a value", place)
-            _foreign(section, node, source)
-
-
-def _foreign(path: str, node: Node, source: Source) -> None:
-    """Keep what is written under a name that is none of ours, value by value."""
-    if isinstance(node, MappingNode) and node.value:
-        for inner, value, _ in _entries(node, f"{path}.", source):
-            _foreign(inner, value, source)
-    else:
-        _store(path, node, source)
-
-
-def _store(path: str, node: Node, source: Source) -> None:
-    """One field as a file says it; what is wrong with it becomes a problem."""
-    try:
-        enter(path, value_of(path, node, source), source)
-    except ValueError as error:
-        source.wrong(path, str(error), source.where[path])
-
-
-def value_of(path: str, node: Node, source: Source) -> object:
-    """What a field is given; keys of a mapping have places of their own."""
-    known = FIELDS.get(path)
-    if known is not None and holds_mapping(known) and isinstance(node, MappingNode):
-        return mapping(path, node, source, depth=1 + (path == PARTS))
+    if isinstance(node, MappingNode) and _holds_names(path):
+        return _entries(path, node, source, override)
     return plain(node)
 
 
-def mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> object:
-    """The entries of a mapping by their keys, and those inside of them where it is that deep."""
-    prefix = f"{path}."
-    place = source.where[path]
-    override = place if place.startswith("override") else ""
+def _holds_names(path: str) -> bool:
+    """True if keys at a path are names, which are text and have places: those of fields and of what
+    a field holds, and all that stand in no section of ours.
+    """
+    if path in SECTIONS or path.partition(".")[0] not in SECTIONS:
+        return True
+    if path.startswith(f"{PARTS}."):
+        return path.count(".") < 4
+    return path in FIELDS and holds_mapping(FIELDS[path])
+
+
+def _entries(path: str, node: MappingNode, source: Source, override: str = "") -> FieldValues:
+    """The values of a mapping by its keys.
+
+    A key that is no text or comes twice, and a value that is no plain one, becomes a problem.
+    """
     found: FieldValues = {}
-    for key, item, _ in _entries(node, prefix, source, override):
-        name = key.removeprefix(prefix)
-        if depth > 1 and isinstance(item, MappingNode):
-            found[name] = mapping(key, item, source, depth=1)
-        else:
-            found[name] = plain(item)
+    first: dict[str, str] = {}
+    for key, inner in node.value:
+        place = override or f"{source.file}:{key.start_mark.line + 1}"
+        if not isinstance(key, ScalarNode):
+            source.wrong(path, "a field name must be a word", place)
+            continue
+        name: str = key.value
+        below = f"{path}.{name}" if path else name
+        if name in first:
+            rule = f"written twice, first at {first[name]}; keep one of them"
+            source.wrong(below, rule, place)
+            continue
+        first[name] = place
+        source.where[below] = place
+        try:
+            found[name] = value_of(below, inner, source, override)
+        except ValueError as error:
+            source.wrong(below, str(error), place)
     return found
 
 
 def plain(node: Node) -> object:
-    """Python value of a YAML 1.2 node; dates stay text."""
+    """Python value of a YAML 1.2 node; dates stay text.
+
+    Raises:
+        ValueError: it has none, or too many digits.
+    """
     if str(node.tag).endswith(":timestamp"):
         return node.value
     try:

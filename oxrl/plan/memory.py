@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
-from oxrl.config.checks.share_prefix import obstacles
-from oxrl.config.conditions import has_reference_model
+from oxrl.config.conditions import has_reference_model, obstacles
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims
 from oxrl.plan.activations import MicroBatch, activation_bytes

@@ -7,9 +7,9 @@ from rich.filesize import decimal
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.assembly.reference import reference_text
 from oxrl.config.conditions import generates_answers
-from oxrl.config.origins import told_origin
 from oxrl.config.reads import models_trained
 from oxrl.config.schema import Config
+from oxrl.config.sections.model import told_origin
 from oxrl.errors import DataError, UnreachableError
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate

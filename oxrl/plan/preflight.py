@@ -20,11 +20,11 @@ from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
 from oxrl.config import Config
-from oxrl.config.checks.share_prefix import open_choice, sharing_is_read
+from oxrl.config.conditions import JUDGE, open_choice, sharing_is_read
 from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
-from oxrl.config.reward_options import JUDGE, asked_rewards
-from oxrl.config.sections.action import ActionConfig
+from oxrl.config.sections.reward import asked_rewards
+from oxrl.config.sections.rollout import ActionConfig
 from oxrl.config.sections.train import is_own
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.layouts import in_our_words
@@ -51,8 +51,8 @@ from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.tables.engines import SAMPLING_ENGINES
-from oxrl.tables.trackers import TRACKERS
 from oxrl.tables.vision import VISION_FAMILIES
+from oxrl.tables.watch import TRACKERS
 from oxrl.types import Prompt
 
 if TYPE_CHECKING:

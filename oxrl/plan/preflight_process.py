@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oxrl.config import Config
-from oxrl.config.checks.share_prefix import sharing_is_read
+from oxrl.config.conditions import sharing_is_read
 from oxrl.config.reads import read_values, sections_of
-from oxrl.config.reward_options import asked_rewards
+from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.train import is_own
 from oxrl.errors import OxrlError
 from oxrl.runs.waiting import Patience

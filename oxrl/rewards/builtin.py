@@ -41,6 +41,7 @@ class BuiltIn:
         together: takes all options together, and raises ValueError where they cannot work.
         require: looks for what has to be there before the first sample. Takes the options, raises
             RewardDefinitionError.
+        wait_s: seconds that a response may take beyond those that its options allow.
     """
 
     score: Scorer
@@ -52,6 +53,7 @@ class BuiltIn:
     checks: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
     together: Callable[..., object] | None = None
     require: Callable[..., None] | None = None
+    wait_s: float = 0.0
 
 
 def find_builtin(name: str) -> BuiltIn:

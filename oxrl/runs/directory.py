@@ -44,7 +44,7 @@ from oxrl.runs.files import (
     write_atomically,
 )
 from oxrl.runs.pins import CHOICES_FILE, DATA_FILE, INPUTS_FILE, InputChange, write_noted
-from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.watch import TRACKERS
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import open_own
 from oxrl.runs.waiting import end_of
-from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.watch import TRACKERS
 
 logger = logging.getLogger(__name__)
 

@@ -41,12 +41,16 @@ from oxrl.tables.numbers import (
     KL_COEFF,
     NLL_COEFF,
     REFERENCE_SYNC_RATE,
+    Level,
     Number,
     Numbers,
     T,
     Value,
 )
 from oxrl.tables.preference import METHODS, Method
+
+Ratio = Literal["none", Level]
+Denominator = Literal["old", "rollout"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Row:
     deviation: str = ""
     recipe: Literal["rl", "supervised", "rejection", "preference", "reward_model"] = "rl"
     advantage: str = "group_normalize"
-    ratio: Literal["none", "token", "sequence", "geometric"] = "token"
-    denominator: Literal["old", "rollout"] = "old"
+    ratio: Ratio = "token"
+    denominator: Denominator = "old"
     gate: str = "ppo_clip"
     correction: str = "none"
     kl: str = "none"

@@ -1,5 +1,5 @@
-"""What a run is watched for: the longest time that each phase may keep others waiting, and health
-checks by their names.
+"""The watch over a run: the longest time that each phase may keep others waiting, health checks by
+their names, and trackers that can show it.
 
 A run waits for five kinds of work. Each has seconds of its own; what moves bytes has more of them,
 for each GB, so that a slow disk or network is slow and not dead.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 Phase = Literal["load", "sync", "checkpoint", "rollout", "step"]
@@ -103,3 +104,43 @@ class Deadlines:
         """
         moved = nbytes if phase in OF_BYTES else 0
         return Deadline(phase, self.seconds[phase], moved, self.seconds_per_gb)
+
+
+@dataclass(frozen=True)
+class TrackerRow:
+    """A tracker.
+
+    title: in messages. package: imported to talk to it. install: what installs that, in the folder
+    of oxRL's own repository.
+    """
+
+    title: str
+    package: str
+    install: str
+
+
+TRACKERS: Mapping[str, TrackerRow] = MappingProxyType(
+    {
+        "mlflow": TrackerRow(
+            "MLflow",
+            "mlflow",
+            "pip install -c constraints.txt -e .",
+        ),
+        "tensorboard": TrackerRow(
+            "TensorBoard",
+            "tensorboard",
+            'pip install -c constraints.txt -e ".[tensorboard]"',
+        ),
+        "wandb": TrackerRow(
+            "W&B",
+            "wandb",
+            'pip install -c constraints.txt -e ".[wandb]"',
+        ),
+        # Without the pins: it wants an older Pillow than they name.
+        "trackio": TrackerRow(
+            "trackio",
+            "trackio",
+            'pip install -e ".[trackio]"',
+        ),
+    }
+)

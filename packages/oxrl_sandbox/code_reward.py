@@ -28,7 +28,7 @@ from oxrl.rewards.builtin import BuiltIn
 from oxrl.types import Objects, Prompt, Score
 from oxrl_sandbox.client import LEVELS, Level, Sandbox
 from oxrl_sandbox.findings import Finding, Job, Json, SandboxError
-from oxrl_sandbox.inside.confine import Limits
+from oxrl_sandbox.inside.confine import WAIT_S, Limits
 from oxrl_sandbox.layers import FIXES
 
 if TYPE_CHECKING:
@@ -335,4 +335,4 @@ def score_code(
     return judged(sandbox_of(**of_sandbox), text, prompt.answer, partial=partial, total_s=total_s)
 
 
-CODE = BuiltIn(score_code, passes_on=sandbox_of, require=require_sandbox)
+CODE = BuiltIn(score_code, passes_on=sandbox_of, require=require_sandbox, wait_s=WAIT_S)

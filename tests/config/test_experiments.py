@@ -121,10 +121,10 @@ FRAME = (
 
 
 @pytest.fixture
-def robot(data: None, tmp_path: Path) -> None:
+def robot(data: None) -> None:
     """What the files of robots name, but for their models."""
-    (tmp_path / "my_libero.py").write_text(WORLD)
-    place = tmp_path / "data" / "libero"
+    Path("my_libero.py").write_text(WORLD)
+    place = Path("data/libero")
     place.mkdir()
     (place / "statistics.json").write_text(json.dumps({"q01": [-1.0] * 7, "q99": [1.0] * 7}))
     shown = [{"type": "image", "base64": FRAME}, {"type": "text", "text": "go"}]

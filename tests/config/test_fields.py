@@ -16,8 +16,8 @@ from oxrl.config import Config, check_config, dump_config, load_config
 from oxrl.config.conditions import has_environment
 from oxrl.config.field import about
 from oxrl.config.reads import fields_read
-from oxrl.config.reward_options import CODE_OPTIONS
 from oxrl.config.schema import FIELDS, SECTIONS
+from oxrl.config.sections.reward import CODE_OPTIONS
 from oxrl.config.sections.train import CELLS, cell_names
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.builtin import BUILTIN_DIMS

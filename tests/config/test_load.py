@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from oxrl.config import dump_config, load_config, load_source
-from oxrl.config.given_mappings import mapping_source
+from oxrl.config.given import mapping_source
 from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.errors import ConfigError
 

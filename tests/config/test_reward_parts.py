@@ -9,7 +9,7 @@ import pytest
 
 from oxrl.config import Config, dump_config, load_config
 from oxrl.config.load import check_config
-from oxrl.config.reward_options import asked_rewards
+from oxrl.config.sections.reward import asked_rewards
 from oxrl.errors import ConfigError
 from oxrl.flat_config import differences, written_config
 

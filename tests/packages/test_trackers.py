@@ -21,7 +21,7 @@ from oxrl.runs.files import read_records
 from oxrl.runs.mirrors import Trackers
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.waiting import Patience
-from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.watch import TRACKERS
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 MISSING = [name for name, row in TRACKERS.items() if find_spec(row.package) is None]

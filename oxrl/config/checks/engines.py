@@ -1,11 +1,26 @@
-"""Checks of the engines that train and that sample: ranks, stages and devices."""
+"""Engines that train and that sample: ranks, stages, devices and adapters, and models that are read
+or computed otherwise than their own files and PyTorch have it.
+"""
 
 from __future__ import annotations
 
-from oxrl.config.checks.base import Check, Problems, at
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from oxrl.config.field import EVALUATING
 from oxrl.config.schema import Config
+from oxrl.config.source import Problem, Problems, at
+from oxrl.errors import did_you_mean, why_no_file
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES, template_file
+from oxrl.modelfiles.dims import without_attention
+from oxrl.modelfiles.files import FLASH, FLASH_INSTALL
+from oxrl.modelfiles.folder import ADAPTER_CONFIG
 from oxrl.modelfiles.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
+
+REMOTE = ("http://", "https://")
 
 
 def check_ranks(cfg: Config) -> Problems:
@@ -141,10 +156,134 @@ def check_samplers(cfg: Config) -> Problems:
         )
 
 
-ENGINES: tuple[Check, ...] = (
-    check_ranks,
-    check_deepspeed,
-    check_optimizer,
-    check_samplers,
-    check_sampling_process,
-)
+# --- Adapters.
+def check_adapter(cfg: Config) -> Problems:
+    """Adapters where they can be trained and sampled, on a model that can be loaded again."""
+    if not cfg.lora.rank:
+        return
+    if cfg.model.dtype == "bfloat16" and not cfg.train.engine.bfloat16_adapters:
+        yield at(
+            "lora.rank",
+            (
+                "DeepSpeed rounds adapters to model.dtype, which are float32 elsewhere: "
+                "train with fsdp, or in float32"
+            ),
+            "train.backend",
+            "model.dtype",
+        )
+    if cfg.train.row.moves_reference:
+        yield at(
+            "lora.rank",
+            (
+                f"{cfg.train.alg_name} moves its reference by all weights, "
+                "of which adapters have none: set it to 0"
+            ),
+            "train.alg_name",
+        )
+    yield from _under_adapter(cfg)
+    if cfg.model.load_in_4bit:
+        for why, *also in _why_not_in_four_bits(cfg):
+            yield at("model.load_in_4bit", why, *also, "lora.rank")
+
+
+def _under_adapter(cfg: Config) -> Problems:
+    """A model that is on a disk, and has no adapter itself."""
+    if is_builtin(cfg.model.name):
+        yield at(
+            "model.name",
+            (
+                "an adapter is stored without the model under it, "
+                "and a built-in one is on no disk; "
+                "give a folder, for one the checkpoint of an earlier run"
+            ),
+            "lora.rank",
+        )
+    elif (Path(cfg.model.name) / ADAPTER_CONFIG).is_file():
+        yield at(
+            "model.name",
+            "holds an adapter; merge it first: oxrl export FOLDER --out FOLDER",
+            "lora.rank",
+        )
+
+
+def _why_not_in_four_bits(cfg: Config) -> Iterator[tuple[str, ...]]:
+    """Yield each reason why somebody needs whole weights, and the fields that took part."""
+    if cfg.train.backend != "local":
+        why = "one process holds the codes, and ranks cut weights up: set train.backend to local"
+        yield why, "train.backend"
+    if cfg.recipe in EVALUATING and cfg.samplers and cfg.lora.delivery == "adapter":
+        why = (
+            "samplers that read the model's files have other weights under the adapter than "
+            "the codes hold: set lora.delivery to merged, or inference_engine.name to local "
+            "and its actors to 0"
+        )
+        yield why, "lora.delivery", "inference_engine"
+    if vision_family(cfg.model.name) is not None:
+        why = "is known for models of text alone, and this one reads images: set it to false"
+        yield why, "model.name"
+
+
+# --- Models.
+def check_template(cfg: Config) -> Problems:
+    """The chat template is a file, or one of oxRL's."""
+    template = cfg.model.chat_template
+    if template is not None and not template_file(template).is_file():
+        near = did_you_mean(template, TRAINING_TEMPLATES)
+        known = "" if near else f", nor a template of oxRL: {', '.join(TRAINING_TEMPLATES)}"
+        yield at("model.chat_template", f"{why_no_file(template)}{near}{known}")
+
+
+def check_attention(cfg: Config) -> Problems:
+    """The kernels of attention are installed, and can do what the model and the run ask for."""
+    wanted = cfg.model.attention
+    flash = wanted == "flash_attention_2"
+    rules: list[str] = []
+    lacking = without_attention(cfg.model.name, wanted)
+    if lacking is not None:
+        rules.append(f"{lacking}: set it to auto")
+    if flash and find_spec(FLASH) is None:
+        rules.append(f"needs the flash-attn package, which is not installed: {FLASH_INSTALL}")
+    if flash and cfg.run.device == "cpu":
+        rules.append("needs a GPU, and run.device is cpu: set it to sdpa")
+    if flash and cfg.model.dtype != "bfloat16":
+        rules.append("computes in bfloat16 only: set model.dtype to bfloat16, or it to sdpa")
+    if rules:
+        yield at("model.attention", "; ".join(rules), "model.name")
+
+
+def check_offload(cfg: Config) -> Problems:
+    """Activations are offloaded where few of them are kept."""
+    if cfg.model.offload_activations and not cfg.model.gradient_checkpointing:
+        yield at(
+            "model.offload_activations",
+            "moves what gradient checkpointing keeps of each layer, and everything is kept without "
+            "it; add model.gradient_checkpointing: true, or remove it",
+            "model.gradient_checkpointing",
+        )
+
+
+def check_images(cfg: Config) -> Problems:
+    """Check where images come from, how large they are, and what of their model is frozen."""
+    family = vision_family(cfg.model.name)
+    if family is None:
+        return
+    for root in cfg.data.image_places:
+        if not root.startswith(REMOTE) and not Path(root).is_dir():
+            rule = f"{root!r} is neither a folder here nor a URL of http or https"
+            yield Problem("data.image_roots", rule, root)
+    if cfg.data.image_min_side > cfg.data.image_max_side:
+        rule = f"exceeds data.image_max_side {cfg.data.image_max_side}"
+        yield at("data.image_min_side", rule, "data.image_max_side")
+    if cfg.data.image_max_pixels is not None and family.layout != "patches":
+        rule = f"{family.name} shows every image at a size that its own files fix: leave it out"
+        yield at("data.image_max_pixels", rule, "model.name")
+    still = cfg.lora.rank or "vision" in cfg.model.freeze
+    if cfg.train.tower_lr is not None and (still or cfg.train.lr == 0):
+        rule = "the vision tower is not trained (lora.rank, model.freeze or train.lr): leave it out"
+        yield at("train.tower_lr", rule, "lora.rank", "model.freeze", "train.lr")
+    if cfg.train.tower_lr is not None and cfg.train.backend == "deepspeed":
+        rule = "DeepSpeed trains all weights at one rate: leave it out, or set train.backend: fsdp"
+        yield at("train.tower_lr", rule, "train.backend")
+    if cfg.model.freeze != "none" and cfg.lora.rank:
+        rule = "adapters freeze all of the model already: leave it out"
+        yield at("model.freeze", rule, "lora.rank")

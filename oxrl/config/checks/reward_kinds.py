@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from oxrl.config.checks.base import Problems
-from oxrl.config.reward_options import (
-    CODE,
-    JUDGE,
-    AskedReward,
-    runs_beside_policy,
-    runs_in_actors,
-)
+from oxrl.config.conditions import CODE, JUDGE
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
+from oxrl.config.sections.reward import AskedReward
+from oxrl.config.source import Problem, Problems, at
+from oxrl.rewards.builtin import find_builtin
 
 
 def check_kind(cfg: Config, asked: AskedReward) -> Problems:
-    """What one reward of these kinds needs."""
+    """The needs of one reward of these kinds."""
     if asked.name == CODE:
         yield from _check_times(asked)
-    elif runs_beside_policy(cfg, asked) or runs_in_actors(cfg, asked):
+    elif asked.name == JUDGE:
+        if asked.options.get("compare") == "group":
+            yield from _check_groups(cfg, asked)
+    elif cfg.reward.actors or not cfg.train.engine.several_ranks:
         yield from _check_copies(asked)
-    elif asked.name == JUDGE and asked.options.get("compare") == "group":
-        yield from _check_groups(cfg, asked)
 
 
 def _check_copies(asked: AskedReward) -> Problems:
@@ -41,21 +37,19 @@ def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
     fields = {"rollout.n_samples": cfg.recipe != "supervised"}
     fields["rollout.eval_samples"] = cfg.data.eval is not None
     for field, is_read in fields.items():
-        given = attrgetter(field)(cfg)
-        if is_read and given < 2:
+        if is_read and attrgetter(field)(cfg) < 2:
             rule = "must be 2 or more: the judge compares responses to one prompt with each other"
-            yield Problem(field, rule, given, also=(f"{asked.field}.options",))
+            yield at(field, rule, f"{asked.field}.options")
 
 
 def _check_times(asked: AskedReward) -> Problems:
     """A program's own limit ends it before its worker is killed: the first is a score."""
-    from oxrl_sandbox.inside.confine import WAIT_S
-
-    needed = float(str(asked.options["program_s"])) + WAIT_S + 1.0
+    wait_s = find_builtin(CODE).wait_s
+    needed = float(str(asked.options["program_s"])) + wait_s + 1.0
     if asked.timeout_s < needed:
         yield Problem(
             f"{asked.field}.timeout_s",
-            f"must be {needed:g} or more: reward.program_s, {WAIT_S:g} s of waiting, 1 s to judge",
+            f"must be {needed:g} or more: reward.program_s, {wait_s:g} s of waiting, 1 s to judge",
             asked.timeout_s,
             also=("reward.program_s",),
         )

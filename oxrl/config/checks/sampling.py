@@ -1,22 +1,233 @@
-"""Samples that training can learn from."""
+"""Samples that are drawn otherwise than at once, in one turn and as text: ahead of the update, in
+episodes of an environment, as actions, or by another run.
+"""
 
 from __future__ import annotations
 
-from oxrl.config.checks.base import Problems, at
+from pathlib import Path
+
+from oxrl.config.reads import dump_config, resume_rules
 from oxrl.config.schema import Config
+from oxrl.config.source import Problem, Problems, at
+from oxrl.data.actions import HEAD_FILE, read_quantiles
+from oxrl.data.fast import read_code
+from oxrl.errors import DataError
+from oxrl.flat_config import differences, flatten_config, written_config
+from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES
+from oxrl.runs.files import Json
+from oxrl.tables.user_code import ENVIRONMENT
+from oxrl.usercode.locate import place_of
+
+FIELD = "rollout.from_samples"
+# What decides about samples: their prompts, tokens, scores, and how many make up a step.
+PINNED = (
+    "model.name",
+    "model.revision",
+    "model.chat_template",
+    "data.",
+    "reward.",
+    "environment.",
+    "action.",
+    "rollout.",
+    "train.epochs",
+    "train.minibatches",
+)
+# Among those, what does not, beside what may change when a run is resumed.
+FREE = {
+    FIELD,
+    "data.eval",
+    "data.eval_rows",
+    "rollout.eval_samples",
+    "rollout.eval_temperature",
+}
 
 
-def check_sampling(cfg: Config) -> Problems:
-    """Sampling that training can learn from."""
-    rollout = cfg.rollout
-    cut = "a cut distribution is not the policy that is trained; `oxrl eval` may cut"
-    if rollout.temperature == 0:
-        rule = "training cannot sample greedily"
-        if cfg.train.row.compares_samples:
-            rule += ": all samples of a prompt are identical and every advantage is 0"
-        rule += "; set it above 0 (rollout.eval_temperature may be 0)"
-        yield at("rollout.temperature", rule, "train.advantage")
-    if rollout.top_p < 1:
-        yield at("rollout.top_p", f"training needs 1: {cut}")
-    if rollout.top_k > 0:
-        yield at("rollout.top_k", f"training needs 0: {cut}")
+def check_staleness(cfg: Config) -> Problems:
+    """Sampling ahead of the update: what it takes."""
+    path = "rollout.max_staleness"
+    least = cfg.train.updates
+    if not cfg.rollout.max_staleness:
+        return
+    if cfg.rollout.max_staleness < least:
+        yield at(
+            path,
+            (
+                "a batch sampled while another trains lags "
+                f"train.epochs x train.minibatches = {least} versions: "
+                f"set it to {least} or more, or to 0"
+            ),
+            "train.epochs",
+            "train.minibatches",
+        )
+    if cfg.rollout.force_strict_on_policy:
+        yield at(
+            "rollout.force_strict_on_policy",
+            f"refuses every sample of earlier weights, which {path} asks for: set it to false",
+            path,
+        )
+    if cfg.inference_engine.placement == "colocated":
+        yield at(
+            "inference_engine.placement",
+            "takes turns on one device, and cannot sample while training: set it to separate",
+            path,
+        )
+
+
+# --- Episodes and actions.
+def check_environment(cfg: Config) -> Problems:
+    """It is built in, or a class that its file defines, and its limits leave room for a turn."""
+    name = cfg.environment.name
+    if not name:
+        return
+    try:
+        place_of(ENVIRONMENT, name)
+    except ValueError as error:
+        yield at(ENVIRONMENT.field, str(error))
+    if name == "agent" and not cfg.environment.options.get("command"):
+        rule = "environment.name=agent needs the program: {command: python my_agent.py}"
+        yield at("environment.options", rule, "environment.name")
+    most = cfg.rollout.max_episode_tokens
+    if most is not None and most < cfg.rollout.max_tokens:
+        yield at(
+            "rollout.max_episode_tokens",
+            f"is less than rollout.max_tokens={cfg.rollout.max_tokens}, which bounds one turn: "
+            "lower that, or raise this",
+            "rollout.max_tokens",
+        )
+
+
+def check_action(cfg: Config) -> Problems:
+    """The actions can be told apart, their numbers have bounds, and there is who answers them."""
+    action = cfg.action
+    if not action.exists:
+        if action.choices:
+            yield at("action.choices", "names no action, such as up,down,left,right")
+        return
+    if len(set(action.names)) != len(action.names) or len(action.names) == 1:
+        yield at("action.choices", "needs two names or more, each once")
+    if not action.names:
+        yield from _check_numbers(cfg)
+    if not action.names and action.code == "fast":
+        yield from _check_fast(cfg)
+    yield from _check_turns(cfg)
+
+
+def _check_turns(cfg: Config) -> Problems:
+    """There is who answers turns, and they are as long as actions are."""
+    action = cfg.action
+    if cfg.rollout.rewritten_history == "split":
+        rule = "turns of actions have no text that a template could rewrite: leave it out"
+        yield at("rollout.rewritten_history", rule, "action.size", "action.choices")
+    if cfg.recipe == "rl" and not cfg.environment.name:
+        rule = "is needed: actions are answered by an environment, not by a reward"
+        yield at("environment.name", rule, "action.size", "action.choices")
+    if cfg.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
+        rule = (
+            "actions are judged in episodes: leave it out, and evaluate by oxrl eval RUN "
+            "environment.name=NAME"
+        )
+        yield at("reward.name", rule, "action.size", "action.choices")
+    if cfg.environment.name and cfg.rollout.max_tokens != action.tokens:
+        most = "most tokens" if action.code == "fast" else "tokens"
+        rule = f"must be {action.tokens}, the {most} of a turn of actions: leave it out"
+        yield at("rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
+
+
+def _check_numbers(cfg: Config) -> Problems:
+    action = cfg.action
+    if action.statistics is None:
+        if not (Path(cfg.model.name) / HEAD_FILE).is_file():
+            rule = (
+                f"is needed: the model has no {HEAD_FILE} that says between which numbers its "
+                "actions lie; name the file that `oxrl prepare demonstrations` wrote"
+            )
+            yield at("action.statistics", rule, "model.name")
+        return
+    try:
+        found = read_quantiles(Path(action.statistics))
+    except DataError as error:
+        yield at("action.statistics", str(error))
+        return
+    if len(found.low) != action.size:
+        rule = f"has quantiles of {len(found.low)} numbers, and action.size is {action.size}"
+        yield at("action.statistics", rule, "action.size")
+
+
+def _check_fast(cfg: Config) -> Problems:
+    action = cfg.action
+    if action.fast is None:
+        if not (Path(cfg.model.name) / HEAD_FILE).is_file():
+            rule = (
+                f"is needed for action.code: fast: the model has no {HEAD_FILE} that holds pieces; "
+                "name the file that `oxrl prepare demonstrations fast=1024` wrote"
+            )
+            yield at("action.fast", rule, "action.code", "model.name")
+        return
+    try:
+        code = read_code(Path(action.fast))
+    except DataError as error:
+        yield at("action.fast", str(error))
+        return
+    if (code.chunk, code.size) != (action.chunk, action.size):
+        rule = f"is of chunks of {code.chunk} actions, {code.size} numbers each"
+        yield at("action.fast", rule, "action.chunk", "action.size")
+
+
+# --- Samples of another run.
+def check_stored_samples(cfg: Config) -> Problems:
+    """The samples of `rollout.from_samples`, and what else asks for samples or for none."""
+    stored = cfg.rollout.from_samples
+    if stored is None:
+        return
+    if cfg.run.only is not None:
+        rule = f"samples, and {FIELD} (--from-samples) samples nothing: leave one of them out"
+        yield at("run.only", rule, FIELD)
+    folder = Path(stored)
+    try:
+        recorded = written_config((folder / "config.yaml").read_bytes())
+    except OSError:
+        rule = "is no run directory: it has no config.yaml; name that of a run, as runs/my-run"
+        yield at(FIELD, rule)
+        return
+    except ValueError as error:
+        yield at(FIELD, f"has a config.yaml that no run wrote: {error}")
+        return
+    steps = stored_steps(folder)
+    if not steps:
+        yield at(FIELD, _why_no_samples(recorded))
+        return
+    yield from _pinned(cfg, recorded)
+    most = steps[-1] + cfg.train.updates
+    if cfg.run.steps > most:
+        rule = f"is more than the samples in {stored} are for: set it to {most} or less"
+        yield at("run.steps", rule, FIELD)
+
+
+def stored_steps(folder: Path) -> list[int]:
+    """Optimizer steps that were applied when the samples kept in a run directory were drawn."""
+    found: list[int] = []
+    for path in (folder / ROLLOUTS).glob("*"):
+        match = WHOLE_SAMPLES.fullmatch(path.name)
+        if match:
+            found.append(int(match[1]))
+    return sorted(found)
+
+
+def _why_no_samples(recorded: Json) -> str:
+    """Say why a run has no samples to train on."""
+    again = "run it again with run.record=tokens; --rollout-only is enough of it"
+    if "rollout.n_samples" not in recorded:
+        return "is a run that sampled nothing: name one of reinforcement learning"
+    if recorded.get("run.record") != "tokens":
+        return f"recorded text, from which the tokens that were sampled cannot be had: {again}"
+    return f"holds no samples in {ROLLOUTS}/: {again}"
+
+
+def _pinned(cfg: Config, recorded: Json) -> Problems:
+    """Every field that decides about samples and is not as it was when they were drawn."""
+    here = flatten_config(dump_config(cfg))
+    free = FREE | resume_rules().keys()
+    for path, (then, now) in differences(recorded, here).items():
+        if path.startswith(PINNED) and path not in free:
+            rule = f"was {then!r} when the samples of {FIELD} were drawn: set it to that"
+            yield Problem(path, rule, now, also=(FIELD,))

@@ -8,7 +8,7 @@ from annotated_types import Gt, Len
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from oxrl.config.conditions import evaluates, reads_images
-from oxrl.config.field import OFFLINE, SAMPLING, SUPERVISED, Section, aka, setting
+from oxrl.config.field import OFFLINE, SAMPLING, SUPERVISED, Section, aka, names_in, setting
 
 BATCH = (
     "prompts of a rollout step in reinforcement learning, rows of an optimizer step otherwise; "
@@ -155,7 +155,7 @@ class DataConfig(Section):
     @property
     def image_places(self) -> tuple[str, ...]:
         """Every place of `image_roots`."""
-        return tuple(root.strip() for root in self.image_roots.split(",") if root.strip())
+        return tuple(names_in(self.image_roots))
 
     @property
     def train_files(self) -> tuple[str, ...]:

@@ -1,14 +1,18 @@
-"""Section `reward`: what scores a response."""
+"""Section `reward`, what scores a response, and the rewards that it asks for: one, or parts, each
+with its own settings.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import field_validator
 
 from oxrl.config.conditions import (
+    CODE,
     has_one_reward,
     has_parts,
     has_reward,
@@ -19,8 +23,17 @@ from oxrl.config.conditions import (
     shares_workers,
 )
 from oxrl.config.field import RL, SAMPLING, Section, aka, setting
-from oxrl.config.origins import Learned
+from oxrl.config.sections.model import Learned
 from oxrl.types import ENVIRONMENT
+
+# Fields of the section -> keyword arguments of the reward `code`.
+CODE_OPTIONS = {
+    "sandbox": "sandbox",
+    "sandbox_url": "url",
+    "partial": "partial",
+    "program_s": "program_s",
+    "program_mb": "program_mb",
+}
 
 # A part's name is written in dotted paths, and in names of metrics between slashes.
 PART_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
@@ -220,3 +233,51 @@ class RewardConfig(Section):
                     f"{name!r} is what an episode's own rewards are called: choose another name"
                 )
         return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedReward:
+    """One reward that a run asks for.
+
+    part: its name among several; empty where it is the only one. field: of the config, where it
+    stands: "reward", or "reward.parts.correct". options: keyword arguments of a built-in reward.
+    timeout_s: for each response. workers: its processes.
+    """
+
+    part: str
+    field: str
+    name: str
+    options: Mapping[str, object]
+    timeout_s: float
+    workers: int
+    weight: float = 1.0
+    optional: bool | Literal["group"] = False
+
+
+def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
+    """The one reward of a section, or every part of it, in order; empty without a reward."""
+    parts = reward.parts
+    if reward.name and not parts:
+        own = _code_options(reward.name, reward)
+        parts = {"": RewardPart.model_construct(name=reward.name, options=reward.options | own)}
+    asked: list[AskedReward] = []
+    for name, part in parts.items():
+        one = AskedReward(
+            part=name,
+            field=f"reward.parts.{name}" if name else "reward",
+            name=part.name,
+            options=_code_options(part.name, reward) | part.options,
+            timeout_s=reward.timeout_s if part.timeout_s is None else part.timeout_s,
+            workers=reward.workers if part.workers is None else part.workers,
+            weight=part.weight,
+            optional=part.optional,
+        )
+        asked.append(one)
+    return asked
+
+
+def _code_options(name: str, reward: RewardConfig) -> dict[str, object]:
+    """Return what the section's fields say of the reward `code`; empty for any other."""
+    if name != CODE:
+        return {}
+    return {argument: getattr(reward, field) for field, argument in CODE_OPTIONS.items()}

@@ -1,23 +1,22 @@
-"""Sections `rollout` and `inference_engine`: what is sampled, and by what."""
+"""Sections `rollout`, `environment` and `action`: what is sampled, and what the turns of it are."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import field_validator
 
 from oxrl.config.conditions import (
+    codes_bins,
+    codes_fast,
     evaluates,
+    has_actions,
     has_environment,
-    has_own_samplers,
+    has_number_actions,
     reads_history,
-    samples_in_actors,
-    trains_in_actors,
-    uses_vllm,
 )
-from oxrl.config.field import EVALUATING, RL, SAMPLING, Section, aka, setting
-from oxrl.tables.engines import SamplingEngineName
+from oxrl.config.field import EVALUATING, RL, SAMPLING, Section, aka, names_in, setting
 
 # Why bounds are where they are.
 TEMPERATURE = (
@@ -162,91 +161,160 @@ class RolloutConfig(Section):
         return value
 
 
-class EngineConfig(Section):
-    """The engine that samples."""
+class EnvironmentConfig(Section):
+    """The environment that answers the policy; without a name there is none, and one turn."""
 
-    name: SamplingEngineName = setting(
-        "local",
-        "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in a process of "
-        "its own on this machine, without Ray; makes train.correction truncate by default.",
-        aka=aka(
-            "use_vllm", "rollout.name", values={"true": "vllm", "false": "local", "hf": "local"}
-        ),
+    name: str = setting(
+        "",
+        "tools, agent (a program at a chat endpoint), gymnasium, reasoning-gym, textarena, "
+        "openenv, or path.py:Class, a class with reset(prompt, seed) and step(text); empty: none.",
+        aka=aka("tools", "environment_factory", "multi_turn", note="tools, or path.py:Class"),
     )
-    max_rows: int = setting(
-        128,
-        "Rows decoded at once, per sampler.",
+    options: dict[str, Any] = setting(
+        {}, "Keyword arguments of the environment's class.", when=has_environment
+    )
+    max_turns: int = setting(
+        8,
+        "Turns of the policy, after which an episode is cut.",
         ge=1,
-        le=65536,
-        why="each has keys and values in memory",
+        le=100_000,
+        why="no context holds more turns",
+        when=has_environment,
     )
-    actors: int = setting(
-        0,
-        "Ray actors that sample, each with a model of its own; 0: this process samples, or, of "
-        "vllm, one that it starts.",
-        ge=0,
-        le=65536,
+    max_seconds: float | None = setting(
+        None,
+        "Seconds after which an episode is cut at its next turn; null: no limit. What is cut then "
+        "depends on the machine.",
+        ge=0.1,
+        le=1_000_000,
+        too_low="less is over before a turn",
+        why="more than eleven days is no limit",
+        when=has_environment,
+    )
+    timeout_s: float = setting(
+        10.0,
+        "Seconds that reset, and each step, may take before the episode's process is killed.",
+        ge=0.01,
+        le=86400,
+        too_low="less is over before a process can answer",
+        why="more than a day is no limit",
+        when=has_environment,
+    )
+    overlap: bool = setting(
+        False,
+        "Sample other episodes while environments work. What is sampled together then depends on "
+        "how long they take, and with it the last digits; false: the same bytes every time.",
+        when=has_environment,
+    )
+    alive: int = setting(
+        256,
+        "Episodes that have a process at the same time; the others wait.",
+        ge=1,
+        le=4096,
         why="each is a process",
-        of=RL,
+        when=has_environment,
     )
-    placement: Literal["separate", "colocated"] = setting(
-        "separate",
-        "Rollout actors have devices of their own, or each shares one with a training actor.",
-        of=RL,
-        when=(
-            trains_in_actors,
-            samples_in_actors,
-        ),
-        aka=aka("vllm_mode", values={"colocate": "colocated"}),
-    )
-    probe_every: int = setting(
-        50,
-        "Weight deliveries between two proofs with a perturbed copy, to samplers with weights of "
-        "their own; 0: only the first has one.",
+    memory_mb: int = setting(
+        4096,
+        "Address space in MB that an episode's process may take beyond what loading the "
+        "environment took; 0: no limit.",
         ge=0,
-        of=EVALUATING,
-        when=has_own_samplers,
+        le=100_000_000,
+        why="no machine has more",
+        when=has_environment,
     )
-    probe_tokens: int = setting(
-        512,
-        "Tokens, of the newest samples, that trainer and samplers both score after a delivery.",
-        ge=64,
+    tool_role: Literal["tool", "user"] = setting(
+        "tool",
+        "Role under which answers of tools reach the chat template: user where it drops tool.",
+        when=has_environment,
+    )
+
+
+class ActionConfig(Section):
+    """Tokens that stand for actions; without choices and size turns are text."""
+
+    choices: str = setting(
+        "",
+        "Names of the actions of a discrete space, with commas: up,down,left,right. A token each.",
+    )
+    size: int = setting(
+        0,
+        "Numbers of one action of a continuous space, each a token of its own; 0: none.",
+        ge=0,
+        le=1024,
+        why="no robot has more joints",
+        when=has_number_actions,
+    )
+    bins: int = setting(
+        256,
+        "Uniform bins that a number falls into, between its 1 % and its 99 % quantile.",
+        ge=2,
         le=65536,
-        too_low="fewer say little about rounding",
-        why="more cost more than the delivery",
-        when=has_own_samplers,
+        why="each is a token",
+        when=(
+            has_actions,
+            has_number_actions,
+            codes_bins,
+        ),
     )
-    probe_limit: float = setting(
-        4.0,
-        "How many times the rounding that is measured with the real weights the two may differ by.",
-        gt=0,
-        le=1000,
-        too_low="two right implementations differ by one or two",
-        why="no proof is left at a thousand",
-        when=has_own_samplers,
-    )
-    tensor_parallel: int = setting(
+    chunk: int = setting(
         1,
-        "vllm: devices that share one copy of the model, per sampler.",
+        "Actions of one turn, done one after the other before the policy sees the next image.",
         ge=1,
         le=1024,
-        why="each is a process",
-        when=uses_vllm,
-        aka=aka("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"),
+        why="each takes tokens of the turn",
+        when=has_actions,
     )
-    gpu_memory_fraction: float = setting(
-        0.5,
-        "vllm: share of a GPU's memory for weights and cache.",
-        gt=0,
-        lt=1,
-        when=uses_vllm,
-        aka=aka("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+    code: Literal["bins", "fast"] = setting(
+        "bins",
+        "What the tokens of numbers are. bins: one per number. fast: pieces of a chunk's cosine "
+        "transform, fewer of them, of which not every row stands for actions.",
+        when=(
+            has_actions,
+            has_number_actions,
+        ),
     )
-    kv_cache_gb: float | None = setting(
+    fast: str | None = setting(
         None,
-        "vllm: cache in GB, instead of that share (CPU: null is 0.25).",
-        gt=0,
-        le=100_000,
-        why="no device has more memory",
-        when=uses_vllm,
+        "JSON file with the pieces of code fast, as `oxrl prepare demonstrations fast=1024` writes "
+        "it; null: those that the model was trained with.",
+        min_length=1,
+        when=(
+            has_actions,
+            has_number_actions,
+            codes_fast,
+        ),
     )
+    ids: Literal["tail", "reserved"] = setting(
+        "tail",
+        "Tokens that stand for actions. tail: the last ones of the tokenizer that are no special "
+        "ones, as in OpenVLA. reserved: rows of the embedding that the tokenizer has no token for.",
+        when=has_actions,
+    )
+    statistics: str | None = setting(
+        None,
+        "JSON file with the quantiles q01 and q99 of the numbers, as `oxrl prepare demonstrations` "
+        "and LeRobot (stats.json) write it; null: those that the model was trained with.",
+        min_length=1,
+        when=(
+            has_actions,
+            has_number_actions,
+        ),
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the actions of a discrete space."""
+        return tuple(names_in(self.choices))
+
+    @property
+    def exists(self) -> bool:
+        """True if turns are actions."""
+        return bool(self.names) or self.size > 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a turn; of code fast most of them, and the one that ends it."""
+        if self.names:
+            return self.chunk
+        return self.chunk * self.size + (self.code == "fast")

@@ -11,10 +11,9 @@ from typing import Literal, TypeVar, cast
 from pydantic import field_validator
 
 from oxrl.config.conditions import evaluates, has_ray_actors, joins_a_cluster, trains_in_actors
-from oxrl.config.field import OFFLINE, RL, Section, aka, printable, setting
+from oxrl.config.field import OFFLINE, RL, Section, aka, names_in, printable, setting
 from oxrl.errors import known
-from oxrl.tables.trackers import TRACKERS
-from oxrl.tables.watch import HEALTH_CHECKS, Deadlines, Phase
+from oxrl.tables.watch import HEALTH_CHECKS, TRACKERS, Deadlines, Phase
 
 V = TypeVar("V")
 
@@ -305,11 +304,6 @@ class RunConfig(Section):
     def directory(self) -> Path:
         """Run directory, with the default filled in."""
         return Path(self.dir) if self.dir is not None else Path("runs") / self.name
-
-
-def names_in(text: str) -> list[str]:
-    """The names in a text with commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _refuse_unknown(names: Iterable[str], all_known: Iterable[str], value: V) -> V:

@@ -22,11 +22,8 @@ from oxrl.tables.engines import (
     TrainingEngineName,
 )
 from oxrl.tables.numbers import Level, Number, T, Value
-from oxrl.tables.policy import ROWS, Row
+from oxrl.tables.policy import ROWS, Denominator, Ratio, Row
 from oxrl.tables.user_code import GATE
-
-Ratio = Literal["none", Level]
-Denominator = Literal["old", "rollout"]
 
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 
