@@ -20,7 +20,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "oxrl": ("A run from Python", ("train", "load_run", "Run")),
     "oxrl.functional": ("Losses, advantages and other maths", None),
     "oxrl.types": ("Objects that flow through a run", None),
-    "oxrl.rewards.base": ("What a reward is", None),
+    "oxrl.rewards": ("What a reward is", None),
     "oxrl.environments": (
         "What an environment is",
         ("Environment", "Step", "ToolUnavailable", "tool"),

@@ -39,8 +39,7 @@ from oxrl.report.page import write_report
 from oxrl.runs.checkpoints import is_run
 from oxrl.runs.directory import GIVEN, refuse_what_is_there
 from oxrl.runs.files import CHAIN_FIELD, Json, clear, read_numbers, read_records, write_atomically
-from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of
-from oxrl.usercode.packing import packed
+from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
 
 if TYPE_CHECKING:
     from pandas import DataFrame

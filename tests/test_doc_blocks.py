@@ -75,6 +75,7 @@ NOT_EXECUTED = {
     ("docs/vision.md", "oxrl prepare visual"): "needs NLVR: tests/data",
     ("docs/rewards.md", "oxrl score"): "a run of parts: tests/recipes/test_rescore.py",
     ("docs/extend.md", "train:"): "tests/recipes/test_extension.py runs it",
+    ("docs/extend.md", "[project.entry-points"): "tests/test_plug_ins.py offers all of it",
     ("docs/reading_path.md", "recipes/rl.py"): "a list of files: tests/test_house.py",
     ("docs/report.md", "oxrl report runs/my-run "): "a server: tests/test_report.py",
     (

@@ -7,14 +7,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import oxrl
+from oxrl import entry_points
 from oxrl.assembly.assembly import Assembly
+from oxrl.cli.prepare import preparers
+from oxrl.commands.doctor import examine
 from oxrl.config import load_config
+from oxrl.entry_points import own_offers
+from oxrl.environments.find_tool import find_tool
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
@@ -71,18 +77,35 @@ class Bonus(Feature):
     def steer(self, batch, progress):
         return {"reward/bonus": self.bonus}
 """
-OFFERS = """
-[oxrl.rewards]
-shortness = word_games.short:score
+TOOLS = """
+class Dictionary:
+    def __init__(self, words=("a", "b")):
+        self.words = words
+        self.function = self.spell
 
-[oxrl.environments]
-twice = word_games.game:Twice
+    def spell(self, word: str) -> str:
+        return "right" if word in self.words else "wrong"
 
-[oxrl.gates]
-plain-ratio = word_games.loss:plain
+    def check(self):
+        if not self.words:
+            raise ValueError("a dictionary needs words")
+"""
+DATA = """
+def words(source, out, *, seed, limit, test, **options):
+    out.mkdir()
+    (out / "train.jsonl").write_text('{"prompt": "cat"}')
+    return {"written": 1, **options}
 
-[oxrl.features]
-bonus = word_games.feature:Bonus
+
+def examine():
+    yield "warn", "dictionaries", "none", "buy one"
+
+
+def notes():
+    return {"letters": 26}
+
+
+PREPARERS = {"words": words}
 """
 CONFIG = """
 run: {name: games, dir: run, steps: 2, mlflow: false, threads: 1, device: cpu}
@@ -98,6 +121,16 @@ train:
   features:
     bonus: {bonus: 0.25}
 """
+
+
+def entries_of_page() -> str:
+    """The entry points of docs/extend.md, as an installed package has them."""
+    page = (Path(__file__).parent.parent / "docs" / "extend.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    lines: list[str] = []
+    for group, entries in tomllib.loads(block)["project"]["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
+    return "\n".join(lines)
 
 
 def offer(site: Path, package: str, entries: str) -> None:
@@ -121,10 +154,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "game": GAME,
         "loss": LOSS,
         "feature": FEATURE_SOURCE,
+        "tools": TOOLS,
+        "data": DATA,
     }
     for name, source in sources.items():
         (package / f"{name}.py").write_text(source)
-    offer(site, "word-games", OFFERS)
+    offer(site, "word-games", entries_of_page())
     rows = "".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(4))
     (tmp_path / "rows.jsonl").write_text(rows)
     (tmp_path / "config.yaml").write_text(CONFIG)
@@ -141,6 +176,8 @@ def test_a_run_names_what_a_package_offers(site: Path) -> None:
     assert (run.metrics["episode/turns"] >= 4).all()
     assert run.samples["reward"].between(90, 103).all()
 
+    noted = json.loads((run.path / "environment.json").read_text())
+    assert noted["words"] == {"letters": 26}
     # Each is pinned with what it imports of its package, and with nothing of other packages.
     pins = json.loads((run.path / "inputs.json").read_text())
     files = {name: sorted(pin["files"]) for name, pin in pins.items() if pin["files"]}
@@ -226,3 +263,36 @@ def test_a_reward_of_a_package_scores_here(site: Path) -> None:
     completion = Completion(segments=(), text="four", finish_reason="stop")
     prompt = Prompt(uid="p", messages=(), token_ids=())
     assert [score.value for score in reward(prompt, [completion])] == [96.0]
+
+
+def test_a_package_has_tools_datasets_and_a_word_for_the_doctor(site: Path, tmp_path: Path) -> None:
+    assert find_tool({"name": "dictionary", "words": ["c"]}).function("c") == "right"
+    with pytest.raises(ValueError, match="takes words, not 'word'.*did you mean 'words'"):
+        find_tool({"name": "dictionary", "word": []})
+    assert preparers()["words"](None, tmp_path / "out", seed=0, limit=None, test=None) == {
+        "written": 1
+    }
+    assert "arithmetic" in preparers()
+    found = {finding.subject: finding.fix for finding in examine(tmp_path)}
+    assert found["dictionaries"] == "buy one"
+
+
+def test_a_name_of_oxrls_stays_oxrls_and_costs_no_look_at_other_packages(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(site, "more-maths", "[oxrl.rewards]\nmath = more_maths:score\n")
+    monkeypatch.setattr(entry_points, "_all_offers", None)
+    assert is_ours(REWARD, "math") and locate(REWARD, "math").module == "oxrl_graders.math"
+
+
+def test_what_is_installed_says_what_oxrl_offers_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_offers.cache_clear()
+    try:
+        monkeypatch.setattr(entry_points, "PROJECT", tmp_path / "pyproject.toml")
+        offer(tmp_path, "oxrl", "[oxrl.rewards]\nmine = oxrl_graders.math:MATH\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert own_offers("oxrl.rewards") == {"mine": "oxrl_graders.math:MATH"}
+    finally:
+        own_offers.cache_clear()

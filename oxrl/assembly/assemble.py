@@ -33,9 +33,8 @@ from oxrl.recipes.compute_accounting import (
 from oxrl.recipes.features import FEATURES, build_features
 from oxrl.recipes.machine import Evaluation, Machine
 from oxrl.recipes.objective import Objective
-from oxrl.rewards.base import GroupScorer
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
-from oxrl.rewards.pools import ScoringPool
+from oxrl.rewards.pools import GroupScorer, ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed

@@ -17,7 +17,7 @@ from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample import RolloutEngine
 from oxrl.environments.pool import EnvironmentPool, Opening
 from oxrl.errors import EnvironmentDefinitionError
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits, NameImages
 from oxrl.runs.waiting import Patience, StopAsked

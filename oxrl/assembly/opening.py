@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from oxrl.assembly.pins import review_inputs
@@ -15,6 +14,7 @@ from oxrl.config import Config, dump_config
 from oxrl.config.conditions import CODE
 from oxrl.config.reads import resume_rules
 from oxrl.config.sections.model import told_origin
+from oxrl.entry_points import all_offers
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.recipes.session import Session, SessionOptions
 from oxrl.runs.checkpoints import list_checkpoints
@@ -100,4 +100,4 @@ def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
     """The layers of the sandbox that this machine offers, where a program may run in it."""
     if CODE not in cfg.reward.names and not cfg.environment.name:
         return {}
-    return {noted.name: noted.load()() for noted in entry_points(group="oxrl.machine_notes")}
+    return {noted.name: noted.load()() for noted in all_offers("oxrl.machine_notes")}

@@ -14,9 +14,9 @@ from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import template_file
 from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.modelfiles.folder import is_reward_model
 from oxrl.modelfiles.hub import identity, locate
 from oxrl.modelfiles.vision import vision_family
-from oxrl.rewards.model_options import is_model
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (
@@ -122,7 +122,7 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
     if cfg.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
-        if is_model(asked.name):
+        if is_reward_model(asked.name):
             # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
             yield from _model_input(f"{asked.field}.name", asked.name, None, {})
     own = list(_own_code(cfg))
@@ -137,7 +137,7 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
 def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:
     """Yield what may be of the user's own: its kind, field and names."""
     for asked in asked_rewards(cfg.reward):
-        if not is_model(asked.name) and not is_ours(REWARD, asked.name):
+        if not is_reward_model(asked.name) and not is_ours(REWARD, asked.name):
             yield REWARD, f"{asked.field}.name", [asked.name]
     if cfg.environment.name:
         yield ENVIRONMENT, ENVIRONMENT.field, [cfg.environment.name]

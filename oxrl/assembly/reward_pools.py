@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
-from oxrl.config.conditions import JUDGE, runs_beside_policy, runs_in_actors
+from oxrl.config.conditions import runs_beside_policy, runs_in_actors
 from oxrl.config.sections.reward import AskedReward, asked_rewards
+from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience, StopAsked
 
 if TYPE_CHECKING:
     from oxrl.engines.ray.cluster import Cluster
-    from oxrl.rewards.model_options import StepsRule
     from oxrl.rewards.reward_model import RewardModel
 
 
@@ -59,9 +59,9 @@ def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
 
     A process reward model chooses by the worst step, Math-Shepherd, arXiv:2312.08935.
     """
-    from oxrl.rewards.model_options import STEPS, is_model, kind_of  # of `oxrl eval --pick`
+    from oxrl.rewards.model_options import STEPS, kind_of  # of `oxrl eval --pick`
 
-    by_steps = is_model(name) and kind_of(Path(name)) == "process"
+    by_steps = is_reward_model(name) and kind_of(Path(name)) == "process"
     options = {STEPS: "worst"} if by_steps else {}
     changed = {"name": name, "parts": {}, "options": options}
     reward = assembly.cfg.reward.model_copy(update=changed)
@@ -70,20 +70,10 @@ def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
 
 def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
     cfg = assembly.cfg
-    if asked.name == JUDGE:
-        from oxrl_graders.judge.pool import JudgePool  # other rewards ask nobody
-        from oxrl_graders.judge.record import FILE
-
-        return JudgePool(
-            asked.options,
-            requests=asked.workers,
-            timeout_s=asked.timeout_s,
-            record=cfg.run.directory / FILE,
-            field=asked.field,
-        )
     if runs_in_actors(cfg, asked.name):
         return _actor_pool(cfg, asked)
     if runs_beside_policy(cfg, asked.name):
+        from oxrl.rewards.model_options import steps_rule
         from oxrl.rewards.model_pool import ModelPool  # other rewards read no model
 
         return ModelPool(
@@ -92,7 +82,7 @@ def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
             budget=assembly.tokens_at_once,
             timeout_s=asked.timeout_s,
             field=asked.field,
-            steps=steps_rule(asked),
+            steps=steps_rule(asked.options),
         )
     return reward_pool(
         asked.name,
@@ -100,6 +90,7 @@ def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
         timeout_s=asked.timeout_s,
         options=asked.options,
         field=asked.field,
+        directory=cfg.run.directory,
     )
 
 
@@ -125,6 +116,7 @@ def _actor_pool(cfg: Config, asked: AskedReward) -> SinglePool:
 
 def reward_model_of_actor(cfg: Config, asked: AskedReward) -> RewardModel:
     """The reward model that an actor builds, on the device that it has."""
+    from oxrl.rewards.model_options import steps_rule
     from oxrl.rewards.reward_model import RewardModel  # other rewards read no model
 
     assembly = Assembly(cfg)
@@ -132,14 +124,5 @@ def reward_model_of_actor(cfg: Config, asked: AskedReward) -> RewardModel:
         Path(asked.name),
         device=assembly.device,
         budget=assembly.tokens_at_once,
-        steps=steps_rule(asked),
+        steps=steps_rule(asked.options),
     )
-
-
-def steps_rule(asked: AskedReward) -> StepsRule:
-    """The score that a process reward model makes of its steps; the config's checks have looked at
-    it.
-    """
-    from oxrl.rewards.model_options import DEFAULT_STEPS, STEPS  # as above
-
-    return cast("StepsRule", asked.options.get(STEPS, DEFAULT_STEPS))

@@ -15,9 +15,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.checkpoint.layout import TENSORS_OF_TORCH, WEIGHT, Entry, FileLayout, FileLayouts
+from oxrl.modelfiles.folder import VALUE_HEAD_FILE
 from oxrl.models.adapters import ADAPTER_FILE, file_name, has_adapter
 from oxrl.models.four_bit import whole_type
-from oxrl.models.load import VALUE_HEAD_FILE
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import NamedTensor

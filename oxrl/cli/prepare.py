@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oxrl.entry_points import all_offers
 from oxrl.errors import DataError, known
 
 Report = Mapping[str, object]
@@ -18,8 +18,8 @@ Report = Mapping[str, object]
 def preparers() -> dict[str, Callable[..., Report]]:
     """Everything that installed packages can prepare, by its name."""
     found: dict[str, Callable[..., Report]] = {}
-    for offered in entry_points(group="oxrl.datasets"):
-        found |= offered.load()
+    for offered in all_offers("oxrl.datasets"):
+        found = offered.load() | found
     return found
 
 

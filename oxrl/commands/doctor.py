@@ -8,12 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
+from oxrl.entry_points import all_offers
 from oxrl.modelfiles.files import FLASH_INSTALL
 
 REPAIR = "pip install -e . -c constraints.txt"
@@ -134,7 +135,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 def _needs_of_packages() -> Iterator[Finding]:
     """Ask installed packages about what they need, such as a sandbox for programs of the model."""
-    for offered in entry_points(group="oxrl.doctor"):
+    for offered in all_offers("oxrl.doctor"):
         for state, subject, text, fix in offered.load()():
             yield Finding(state, subject, text, fix, True)
 

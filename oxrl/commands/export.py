@@ -17,8 +17,9 @@ from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.targets import find_target
 from oxrl.errors import CheckpointWriteError, DataError
 from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.folder import is_reward_model
 from oxrl.modelfiles.vision import has_image_processor, vision_family
-from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
+from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.runs.checkpoints import is_checkpoint, is_run
 from oxrl.runs.files import Json, fsync, pretty_json, read_json
 
@@ -55,7 +56,7 @@ def run_export(
     found = find_target(name, pins).model
 
     def write(directory: Path) -> None:
-        load = load_critic if (Path(found) / VALUE_HEAD_FILE).is_file() else load_policy
+        load = load_critic if is_reward_model(found) else load_policy
         model = cast(nn.Module, load(found))
         save_model(model.to(DTYPES[dtype]), directory)
         load_tokenizer(found).save_pretrained(directory)

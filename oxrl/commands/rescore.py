@@ -14,7 +14,7 @@ from oxrl.assembly.reward_pools import build_rewards
 from oxrl.config.load_evaluation import load_reward_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.stored import Line, stored_groups
 from oxrl.runs.checkpoints import is_run

@@ -170,7 +170,7 @@ class ImageStore:
         """Take in an environment's messages: images get names instead of their bytes.
 
         Args:
-            messages: with parts as `oxrl.usercode.observed.as_parts` gives them.
+            messages: with parts as `oxrl.usercode.environment_answers.as_parts` gives them.
 
         Returns:
             Other messages; the images are known here from now on.

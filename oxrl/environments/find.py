@@ -57,7 +57,7 @@ def _as_class(code: UserCode) -> Callable[..., Any]:
         )
     if _steps(made):
         return cast(Callable[..., Any], made)
-    from oxrl.environments.object_tools import ObjectTools
+    from oxrl.environments.object_tools import ObjectTools  # most classes have a step
 
     return partial(ObjectTools, cast(type, made))
 

@@ -26,8 +26,8 @@ from oxrl.environments.adapting import with_text
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt
-from oxrl.usercode.awaited import awaited
 from oxrl.usercode.environments import Message, Step, tool_names
+from oxrl.usercode.user_code import awaited
 
 
 class ObjectTools(ToolEnvironment):

@@ -20,14 +20,23 @@ from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import EpisodeEnd, Named, Prompt
-from oxrl.usercode.channel import Channel, LateReply, LostWorker, SuspectWorker
 from oxrl.usercode.environment_answers import as_messages, as_step
 from oxrl.usercode.environments import Message, Step
-from oxrl.usercode.given import FIELD, is_given
+from oxrl.usercode.given import FIELD, is_given, load_request
 from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, decode, encode
-from oxrl.usercode.start import NOT_LOADED, START_TIMEOUT_S, NotLoaded, load_request, loading
-from oxrl.usercode.worker import Printed, Worker
+from oxrl.usercode.worker import (
+    NOT_LOADED,
+    START_TIMEOUT_S,
+    Channel,
+    LateReply,
+    LostWorker,
+    NotLoaded,
+    Printed,
+    SuspectWorker,
+    Worker,
+    loading,
+)
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +192,7 @@ class EpisodeHere(EpisodeProcess):
     """
 
     def __init__(self, pool: EnvironmentPool, options: Named) -> None:
-        # Imported here: only such an environment needs what its processes are made of.
-        from oxrl.environments.serve import Episode, prepare
+        from oxrl.environments.serve import Episode, prepare  # others have it in processes
 
         self.pid = 0
         self.closes = False

@@ -29,10 +29,10 @@ from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named, Prompt
 from oxrl.usercode.environment_answers import as_messages, as_step
 from oxrl.usercode.environments import Step
+from oxrl.usercode.given import take_given
 from oxrl.usercode.keeper import leave_keeper
 from oxrl.usercode.locate import locate
 from oxrl.usercode.messages import Json, Replies, decode, encode, prompt_of
-from oxrl.usercode.start import take_given
 from oxrl.usercode.user_code import raised_as
 
 MOST_REQUEST = 1 << 16

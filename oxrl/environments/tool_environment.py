@@ -17,11 +17,13 @@ from functools import partial
 from typing import Any
 
 from oxrl.data.tool_calls import BrokenCall, ToolCall, find_calls
-from oxrl.environments.builtin_tools import FORMS, BuiltinTool, ClosingTool, ToolSpec, find_tool
+from oxrl.environments.find_tool import ClosingTool, NamedTool, ToolSpec, find_tool
 from oxrl.environments.typed_tool import Tool, ToolFailure, as_tool
 from oxrl.errors import did_you_mean
+from oxrl.tables.user_code import TOOL
 from oxrl.types import Values
 from oxrl.usercode.environments import Environment, Message, Step, is_tool
+from oxrl.usercode.locate import forms_of
 
 
 class ToolEnvironment(Environment):
@@ -52,7 +54,7 @@ class ToolEnvironment(Environment):
         if not self._tools:
             raise ValueError(
                 "there is no tool: name some in environment.options.tools "
-                f"({FORMS}), or mark methods with @tool"
+                f"({forms_of(TOOL)}), or mark methods with @tool"
             )
         closing = [each.close for each in found if isinstance(each, ClosingTool)]
         if closing and not hasattr(self, "close"):
@@ -116,7 +118,7 @@ class ToolEnvironment(Environment):
             return f"error: {failure}"
 
 
-def find_tools(specs: Sequence[ToolSpec]) -> list[BuiltinTool]:
+def find_tools(specs: Sequence[ToolSpec]) -> list[NamedTool]:
     """The tools of a list.
 
     Args:

@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from oxrl.types import Named, Texts, Values
-from oxrl.usercode.awaited import awaited
 from oxrl.usercode.environments import ToolUnavailable
-from oxrl.usercode.user_code import MOST_REASON, capped
+from oxrl.usercode.user_code import MOST_REASON, awaited, capped
 
 # Longest result of a tool that the policy reads, in characters.
 MOST_RESULT = 4000

@@ -15,6 +15,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 # Instead of a model's files: what a run's models were built from.
 REFERENCE_FILE = "reference.json"
 BASE = "base_model_name_or_path"
+# Beside the backbone's files in the folder of a critic, or of a reward model.
+VALUE_HEAD_FILE = "value_head.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -59,6 +61,15 @@ def _why_reference(folder: Path) -> str:
         f"it is the first checkpoint of a run with run.first_checkpoint: reference, and only names "
         f"its model: {named}"
     )
+
+
+def is_reward_model(name: str) -> bool:
+    """True if a reward's name is the folder of a reward model; nothing of it is loaded.
+
+    Args:
+        name: `reward.name` of a config.
+    """
+    return (Path(name) / VALUE_HEAD_FILE).is_file()
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -34,6 +34,7 @@ from oxrl.modelfiles.builtin import (
     is_builtin,
 )
 from oxrl.modelfiles.folder import (
+    VALUE_HEAD_FILE,
     adapter_base,
     adapter_revision,
     check_model_folder,
@@ -58,8 +59,6 @@ from oxrl.runs.os_errors import fault_of
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=Module)
-# Beside the backbone's Hugging Face files in a critic's directory.
-VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 def load_tokenizer(

@@ -9,8 +9,9 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oxrl.errors import CheckpointError, DataError
+from oxrl.modelfiles.folder import VALUE_HEAD_FILE
 from oxrl.models.adapters import ADAPTER_FILE, has_adapter, model_name
-from oxrl.models.load import VALUE_HEAD_FILE, read_weights
+from oxrl.models.load import read_weights
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder

@@ -14,13 +14,13 @@ from functools import partial
 from heapq import heappop, heappush
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
 from oxrl.config import Config
-from oxrl.config.conditions import JUDGE, open_choice, sharing_is_read
+from oxrl.config.conditions import open_choice, sharing_is_read
 from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
 from oxrl.config.sections.reward import asked_rewards
@@ -47,7 +47,7 @@ from oxrl.modelfiles.vision import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.plan.needs import disk_needed, memory_needed
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
-from oxrl.rewards.pools import ScoringPool, SinglePool
+from oxrl.rewards.pools import AskingPool, ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.tables.engines import SAMPLING_ENGINES
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from oxrl.assembly.assembly import Assembly
-    from oxrl_graders.judge.pool import JudgePool
 
 # Rows of each file that are rendered as the model will see them.
 RENDERED = 32
@@ -334,7 +333,7 @@ def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
         check_model_folder(Path(pool.name))
         return f"{pool.name}, a reward model, which is loaded when a run starts"
     pool.start(patience)
-    if pool.name == JUDGE:
+    if isinstance(pool, AskingPool):
         return _find_judge(pool)
     if not prepared.prompts:
         return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
@@ -344,13 +343,13 @@ def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
     return f"{pool.name}, tried on {tried} prompts of the data"
 
 
-def _find_judge(pool: SinglePool) -> str:
+def _find_judge(pool: AskingPool) -> str:
     """Check that a judge answers, which costs nothing. A run may do without: verdicts are kept.
 
     Raises:
         Unknown: it does not.
     """
-    problem = cast("JudgePool", pool).unreachable()
+    problem = pool.unreachable()
     if problem:
         raise Unknown(f"the judge does not answer now: {problem}")
     return f"{pool.name} answers; no verdict is asked for before a run"

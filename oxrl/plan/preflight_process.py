@@ -19,9 +19,8 @@ from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.train import is_own
 from oxrl.errors import OxrlError
 from oxrl.runs.waiting import Patience
-from oxrl.usercode.channel import LateReply, LostWorker, SuspectWorker
 from oxrl.usercode.messages import Json, Replies
-from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
+from oxrl.usercode.worker import LAST_WORDS_S, LateReply, LostWorker, Printed, SuspectWorker, Worker
 
 if TYPE_CHECKING:
     from oxrl.plan.preflight import Prepared

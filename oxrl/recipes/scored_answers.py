@@ -14,7 +14,7 @@ from oxrl.data.batching import how_it_ended
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.rollouts.sync import make_requests, score_groups
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.seeds import stable_seed

@@ -1,16 +1,37 @@
-"""Functions that score completions, and the killable workers they run in. Imports no torch: workers
-start fast. The functions are imported when they are asked for.
+"""Rewards: functions that score completions, and the killable workers they run in.
+
+The interface is `reward(prompt, completions) -> list[Score]`, sync or async, over the completions
+of one prompt. Users need not write that: `reward.name: my_reward.py:score` may also name a function
+of one sample,
+
+    def score(prompt: Prompt, completion: str) -> float:      # prompt.answer is the ground truth
+        return 1.0 if completion.strip() == prompt.answer else 0.0
+
+What a function gets is told by the names of its parameters (`call_forms.py`): `completion` is one
+text, `completions` are those of the group, and rewards written for verl or TRL are called as these
+libraries would. A float, an int, a bool, a scalar tensor or a `Score` may be returned, which also
+says what it is made of and which steps of the text earned it. A failure is never the number 0: an
+exception becomes status "error", a value that is no finite number status "invalid", each with a
+reason.
+
+The functions here are imported when they are asked for. Nothing imports torch: workers start fast.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from oxrl.entry_points import own_offers
+
 if TYPE_CHECKING:
-    from oxrl.rewards.exact import exact_reward
-    from oxrl_graders.math import math_reward
-    from oxrl_sandbox.code_reward import code_reward
+    from oxrl.types import Score
+
+    # Of a response and its ground truth; `code_reward` has options too.
+    math_reward: Callable[[str, object], Score]
+    exact_reward: Callable[[str, object], Score]
+    code_reward: Callable[..., Score]
 
 __all__ = ["code_reward", "exact_reward", "math_reward"]
 
@@ -18,11 +39,8 @@ __all__ = ["code_reward", "exact_reward", "math_reward"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'oxrl.rewards' has no attribute {name!r}")
-    # Nothing is imported until it is asked for.
-    from oxrl.tables.user_code import REWARD
-    from oxrl.usercode.locate import locate
-
-    return getattr(import_module(locate(REWARD, name.removesuffix("_reward")).module), name)
+    place = own_offers("oxrl.rewards")[name.removesuffix("_reward")]
+    return getattr(import_module(place.partition(":")[0]), name)
 
 
 def __dir__() -> list[str]:

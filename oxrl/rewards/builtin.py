@@ -1,6 +1,7 @@
-"""The rewards that a name is enough for: where each is, and which options it takes.
+"""The rewards that a name is enough for: what is known of each, and which options it takes; and the
+one of the core, `exact`.
 
-The module of a reward is imported when the reward is asked for, and no sooner.
+The others are in packages beside the core, whose modules are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from oxrl.errors import RewardDefinitionError, did_you_mean
-from oxrl.rewards.model_options import is_model, model_option_problem
+from oxrl.modelfiles.folder import is_reward_model
+from oxrl.rewards.pools import GroupReward, SinglePool
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Objects, Prompt, Score
-from oxrl.usercode.locate import Place, is_ours, locate, place_of
+from oxrl.usercode.locate import Place, is_ours, place_of
 
 Scorer = Callable[..., Score | float | list[Score]]
-GroupReward = Callable[[Prompt, Completions], GroupScores]
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class BuiltIn:
     """A built-in reward: the function that scores, and what else is known of it.
 
     Args:
-        score: takes a prompt and a text, or where `of_groups` the completions of the group; its
-            options are keyword arguments.
-        of_groups: it scores the completions of a group together: it reads more of them than the
+        score: its options are keyword arguments.
+        takes: answer: the response and the ground truth; prompt: the prompt and the response;
+            group: the prompt and the completions of its group, of which it reads more than the
             text.
         inline: it cannot hang and never raises, and gives a `Score` of every text, so it runs in
             the caller's process.
@@ -42,10 +43,13 @@ class BuiltIn:
         require: looks for what has to be there before the first sample. Takes the options, raises
             RewardDefinitionError.
         wait_s: seconds that a response may take beyond those that its options allow.
+        keeps_time: it ends by itself after the seconds that a response may take, its option
+            `total_s`.
+        pool: makes a pool of its own to score by. Takes what `reward_pool` does, but the name.
     """
 
     score: Scorer
-    of_groups: bool = False
+    takes: Literal["answer", "prompt", "group"] = "answer"
     inline: bool = False
     tried: bool = True
     passes_on: Callable[..., object] | None = None
@@ -54,15 +58,19 @@ class BuiltIn:
     together: Callable[..., object] | None = None
     require: Callable[..., None] | None = None
     wait_s: float = 0.0
+    keeps_time: bool = False
+    pool: Callable[..., SinglePool] | None = None
 
 
-def find_builtin(name: str) -> BuiltIn:
-    """The row of a built-in reward; imports its module.
+def find_builtin(name: str) -> BuiltIn | None:
+    """Return the row of a reward that oxRL has itself, whose module is imported; None of any other.
 
     Args:
-        name: of a reward that oxRL has itself.
+        name: as of `find_reward`.
     """
-    place = locate(REWARD, name)
+    if not is_ours(REWARD, name):
+        return None
+    place = place_of(REWARD, name)
     return getattr(import_module(place.module), place.name)
 
 
@@ -75,7 +83,7 @@ def place_of_reward(name: str) -> Place:
     Raises:
         ValueError: as of `place_of`.
     """
-    return Place(Path(name).resolve()) if is_model(name) else place_of(REWARD, name)
+    return Place(Path(name).resolve()) if is_reward_model(name) else place_of(REWARD, name)
 
 
 def option_problem(name: str, options: Objects) -> str:
@@ -88,32 +96,34 @@ def option_problem(name: str, options: Objects) -> str:
     Returns:
         A sentence that names the option and what would be right.
     """
-    if is_model(name):
+    if is_reward_model(name):
+        from oxrl.rewards.model_options import model_option_problem  # of reward models alone
+
         return model_option_problem(name, options)
-    if not is_ours(REWARD, name):
+    row = find_builtin(name)
+    if row is None:
         known = f"a reward that is built in takes options, {name} is none"
         return known if options else ""
     try:
-        with_options(name, options)
+        with_options(name, row, options)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def inline_reward(name: str, options: Objects | None) -> GroupReward:
+def inline_reward(name: str, row: BuiltIn, options: Objects) -> GroupReward:
     """A built-in reward that scores where it is called.
 
     Args:
-        name: of a row that is `inline`.
-        options: as of `with_options`.
+        name, row, options: as of `with_options`; the row is `inline`.
 
     Raises:
         RewardDefinitionError: it has no such option, or not with such a value.
     """
-    problem = option_problem(name, options or {})
-    if problem:
-        raise RewardDefinitionError(f"reward.options: {problem}")
-    score = cast(Callable[[Prompt, str], Score], with_options(name, options or {}))
+    try:
+        score = cast(Callable[[Prompt, str], Score], with_options(name, row, options))
+    except ValueError as error:
+        raise RewardDefinitionError(f"reward.options: {error}") from error
 
     def score_group(prompt: Prompt, completions: Completions) -> GroupScores:
         return [score(prompt, completion.text) for completion in completions]
@@ -121,11 +131,12 @@ def inline_reward(name: str, options: Objects | None) -> GroupReward:
     return score_group
 
 
-def with_options(name: str, options: Objects) -> Scorer:
+def with_options(name: str, row: BuiltIn, options: Objects) -> Scorer:
     """A built-in reward with its options.
 
     Args:
-        name: of a reward that oxRL has itself.
+        name: of the reward, for errors.
+        row: of the same.
         options: keyword arguments of its own, as `reward.options` has them.
 
     Returns:
@@ -135,7 +146,6 @@ def with_options(name: str, options: Objects) -> Scorer:
     Raises:
         ValueError: it has no such option, or not with such a value; says which it has.
     """
-    row = find_builtin(name)
     if row.refuse is not None:
         row.refuse(options)
     accepted = {} if row.passes_on is None else _keywords(row.passes_on)
@@ -150,7 +160,10 @@ def with_options(name: str, options: Objects) -> Scorer:
             raise ValueError(f"{name}: {option} {problem}")
     if row.together is not None:
         row.together(**options)
-    return functools.partial(row.score, **options)
+    score = functools.partial(row.score, **options)
+    if row.takes != "answer":
+        return score
+    return lambda prompt, text: score(text, prompt.answer)
 
 
 def _keywords(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
@@ -172,3 +185,27 @@ def _option_problem(row: BuiltIn, option: str, value: object, default: object) -
     except ValueError as error:
         return str(error)
     return ""
+
+
+def exact_reward(response: str, answer: object) -> Score:
+    """Score 1 if `response` equals `answer` but for white space at both ends, else 0.
+
+    Args:
+        response: the text that the model wrote.
+        answer: the ground truth, a string or an integer.
+
+    Returns:
+        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` is of another type.
+    """
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        reason = f"exact needs a string or integer answer, got {answer!r}"
+        return Score(value=None, status="invalid", reason=reason)
+    expected = str(answer).strip()
+    given = response.strip()
+    if given == expected:
+        return Score(value=1.0)
+    return Score(value=0.0, reason=f"read {given[:80]!r}, expected {expected[:80]!r}")
+
+
+# A comparison in linear time, which cannot hang.
+EXACT = BuiltIn(exact_reward, inline=True)

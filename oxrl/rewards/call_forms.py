@@ -28,6 +28,7 @@ from typing import Any
 from oxrl.errors import RewardDefinitionError
 from oxrl.types import Completions, Names, Prompt, Score, Values
 from oxrl.usercode.signature import Signature, signature_of
+from oxrl.usercode.user_code import awaited
 
 # What a user writes, and what oxRL calls: with a prompt and one text, or a group's completions.
 RewardFunction = Callable[..., Any]
@@ -122,9 +123,9 @@ def _known_form(function: RewardFunction, taken: Signature) -> Form | None:
     if taken.has("prompt"):
         return _own(function, taken)
     if taken.has("solution_str") and not taken.needs_beside(VERL):
-        return _verl(function, taken)
+        return _verl(function, taken, per_sample=True)
     if taken.has("solution_strs") and not taken.needs_beside(VERL_BATCH):
-        return _verl_batch(function, taken)
+        return _verl(function, taken, per_sample=False)
     if any(taken.has(name) for name in TRL) and not any(
         name in TRL_ONLY for name in taken.needs_beside(())
     ):
@@ -144,31 +145,21 @@ def _own(function: RewardFunction, taken: Signature) -> Form | None:
     return Form(call, per_sample=found == ["completion"])
 
 
-def _verl_values(prompt: Prompt) -> tuple[object, object, object]:
-    """data_source, ground_truth and extra_info of a row, as verl's layout has them."""
-    fields = prompt.metadata
-    source = prompt.source or fields.get("data_source", "")
-    return source, prompt.answer, fields.get("extra_info", dict(fields))
+def _verl(function: RewardFunction, taken: Signature, *, per_sample: bool) -> Form:
+    """The form of a function written for verl: of one sample, or of a batch, here of a group."""
 
+    def call(prompt: Prompt, given: Any) -> object:
+        fields = prompt.metadata
+        source = prompt.source or fields.get("data_source", "")
+        extra = fields.get("extra_info", dict(fields))
+        texts = [given] if per_sample else [completion.text for completion in given]
+        rows = [(source, text, prompt.answer, extra) for text in texts]
+        values: Values = dict(zip(VERL, rows[0], strict=True))
+        if not per_sample:
+            values = dict(zip(VERL_BATCH, map(list, zip(*rows, strict=True)), strict=True))
+        return scores_of_verl(awaited(function(**taken.taken_of(values))))
 
-def _verl(function: RewardFunction, taken: Signature) -> Form:
-    def call(prompt: Prompt, text: str) -> object:
-        source, truth, extra = _verl_values(prompt)
-        values: Values = dict(zip(VERL, (source, text, truth, extra), strict=True))
-        return function(**taken.taken_of(values))
-
-    return Form(_then(call, scores_of_verl), per_sample=True)
-
-
-def _verl_batch(function: RewardFunction, taken: Signature) -> Form:
-    def call(prompt: Prompt, completions: Completions) -> object:
-        texts = [completion.text for completion in completions]
-        source, truth, extra = _verl_values(prompt)
-        count = len(texts)
-        lists = ([source] * count, texts, [truth] * count, [extra] * count)
-        return function(**taken.taken_of(dict(zip(VERL_BATCH, lists, strict=True))))
-
-    return Form(_then(call, scores_of_verl), per_sample=False)
+    return Form(call, per_sample=per_sample)
 
 
 def _trl(function: RewardFunction, taken: Signature) -> Form:
@@ -205,22 +196,6 @@ def columns_of(prompt: Prompt) -> Values:
     fields = own | dict(prompt.metadata)
     reserved = ("prompt", "completion", *TRL)
     return {name: value for name, value in fields.items() if name not in reserved}
-
-
-def _then(call: RewardFunction, convert: Callable[[object], object]) -> RewardFunction:
-    """`call`, what it returns converted; it may be async."""
-
-    def converted(prompt: Prompt, given: str | Completions) -> object:
-        value = call(prompt, given)
-        if not inspect.isawaitable(value):
-            return convert(value)
-
-        async def wait() -> object:
-            return convert(await value)
-
-        return wait()
-
-    return converted
 
 
 def place_of(function: object) -> str:

@@ -8,31 +8,35 @@ from oxrl.types import Group, GroupScores, Prompt, Score, ScoreStatus
 from oxrl.usercode.user_code import MOST_REASON, capped
 
 
-def sample_range(first: int, count: int) -> str:
-    """Name samples of a group, as reasons do.
+def told_samples(prompt: Prompt, samples: range) -> str:
+    """Name samples of a prompt, as reasons do.
 
     Args:
-        first: index in the group of the first of them.
-        count: how many.
+        prompt: that was answered.
+        samples: their indices in its group, at least one.
 
     Returns:
-        "sample 3" or "samples 3 to 5".
+        "sample 3 of prompt p" or "samples 3 to 5 of prompt p".
     """
-    return f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
+    last = samples.stop - 1
+    place = f" {last}" if len(samples) == 1 else f"s {samples.start} to {last}"
+    return f"sample{place} of prompt {prompt.uid}"
 
 
-def failed_score(name: str, prompt: Prompt, samples: str, status: ScoreStatus, why: str) -> Score:
-    """The score of a response that a reward could not judge.
+def failed_scores(
+    name: str, prompt: Prompt, samples: range, status: ScoreStatus, why: str
+) -> GroupScores:
+    """The scores of responses that a reward could not judge.
 
     Args:
         name: of the reward.
         prompt: that was answered.
-        samples: of its group that fared so, as of `sample_range`.
-        status: what became of it.
+        samples: of its group that fared so.
+        status: what became of them.
         why: in words.
     """
-    reason = capped(f"{name}, {samples} of prompt {prompt.uid}: {why}", MOST_REASON)
-    return Score(value=None, status=status, reason=reason)
+    reason = capped(f"{name}, {told_samples(prompt, samples)}: {why}", MOST_REASON)
+    return [Score(value=None, status=status, reason=reason)] * len(samples)
 
 
 def failed_group(name: str, group: Group, status: ScoreStatus, why: str) -> GroupScores:
@@ -44,9 +48,7 @@ def failed_group(name: str, group: Group, status: ScoreStatus, why: str) -> Grou
         status: what became of them.
         why: in words.
     """
-    prompt, completions = group
-    count = len(completions)
-    return [failed_score(name, prompt, sample_range(0, count), status, why)] * count
+    return failed_scores(name, group[0], range(len(group[1])), status, why)
 
 
 def named_failures(name: str, group: Group, scores: Sequence[Score]) -> GroupScores:
@@ -64,6 +66,8 @@ def named_failures(name: str, group: Group, scores: Sequence[Score]) -> GroupSco
     found: GroupScores = []
     for place, score in enumerate(scores):
         if score.value is None:
-            score = failed_score(name, group[0], sample_range(place, 1), score.status, score.reason)
-        found.append(score)
+            one = range(place, place + 1)
+            found += failed_scores(name, group[0], one, score.status, score.reason)
+        else:
+            found.append(score)
     return found

@@ -14,6 +14,7 @@ from oxrl.rewards.loaded import LoadedReward, find_reward
 from oxrl.rewards.trial import dry_call, rehearse
 from oxrl.rewards.watch import Watch
 from oxrl.tables.user_code import REWARD
+from oxrl.usercode.given import take_given
 from oxrl.usercode.messages import (
     Json,
     Replies,
@@ -21,7 +22,6 @@ from oxrl.usercode.messages import (
     decode,
     prompt_of,
 )
-from oxrl.usercode.start import take_given
 
 
 def answer(reward: LoadedReward, watch: Watch, request: Json) -> Json:

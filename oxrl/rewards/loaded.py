@@ -11,19 +11,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, SupportsFloat, cast
+from typing import Any, SupportsFloat
 
 from oxrl.errors import RewardDefinitionError
+from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.builtin import find_builtin, option_problem, with_options
 from oxrl.rewards.call_forms import RewardFunction, form_of
-from oxrl.rewards.failures import failed_score, sample_range
-from oxrl.rewards.model_options import DEFAULT_STEPS, STEPS, StepsRule, is_model
+from oxrl.rewards.failures import failed_scores
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Names, Objects, Prompt, Score, ScoreStatus
-from oxrl.usercode.awaited import awaited
 from oxrl.usercode.find import find
-from oxrl.usercode.locate import is_ours
-from oxrl.usercode.user_code import MOST_REASON, capped, text_of
+from oxrl.usercode.user_code import MOST_REASON, awaited, capped, text_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +92,18 @@ class LoadedReward:
     def _scores(
         self, prompt: Prompt, given: str | Completions, first: int, count: int
     ) -> GroupScores:
-        def failed(status: ScoreStatus, samples: str, problem: str) -> Score:
-            return failed_score(self.name, prompt, samples, status, problem)
+        def failed(status: ScoreStatus, samples: range, problem: str) -> GroupScores:
+            return failed_scores(self.name, prompt, samples, status, problem)
 
-        samples = sample_range(first, count)
+        samples = range(first, first + count)
         try:
             values: Any = self.call(prompt, given)
         except Exception as error:  # noqa: BLE001 - whatever user code raises is the result
             raised = f"raised {type(error).__name__}: {text_of(error)}"
-            return [failed("error", samples, raised)] * count
+            return failed("error", samples, raised)
         problem = self.problem(values, count)
         if problem:
-            return [failed("invalid", samples, problem)] * count
+            return failed("invalid", samples, problem)
         if self.per_sample:
             values = [values]
         scores: GroupScores = []
@@ -113,7 +111,7 @@ class LoadedReward:
             try:
                 scores.append(_to_score(value))
             except ValueError as error:
-                scores.append(failed("invalid", sample_range(index, 1), f"returned {error}"))
+                scores += failed("invalid", range(index, index + 1), f"returned {error}")
         return scores
 
 
@@ -159,16 +157,15 @@ def find_reward(name: str, options: Objects | None = None) -> LoadedReward:
     problem = option_problem(name, options)
     if problem:
         raise RewardDefinitionError(f"reward.options: {problem}")
-    if is_ours(REWARD, name):
-        row = find_builtin(name)
+    row = find_builtin(name)
+    if row is not None:
         if row.require is not None:
             row.require(**options)
-        return LoadedReward(name, with_options(name, options), per_sample=not row.of_groups)
-    if is_model(name):
+        return LoadedReward(name, with_options(name, row, options), per_sample=row.takes != "group")
+    if is_reward_model(name):
         from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
 
-        steps = cast(StepsRule, options.get(STEPS, DEFAULT_STEPS))
-        return LoadedReward(name, scorer(Path(name).resolve(), steps), per_sample=False)
+        return LoadedReward(name, scorer(Path(name).resolve(), options), per_sample=False)
     found = find(REWARD, name)
     form = form_of(name, found.value)
     return LoadedReward(name, form.call, form.per_sample, form.columns, found.file, found.module)

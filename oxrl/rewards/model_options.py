@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from oxrl.errors import known
+from oxrl.modelfiles.folder import VALUE_HEAD_FILE
 from oxrl.types import Objects
 
-HEAD = "value_head.safetensors"
 # What the chances that the steps are right become: shares of their mean, their sum, or the worst.
 StepsRule = Literal["mean", "sum", "worst"]
 DEFAULT_STEPS: StepsRule = "mean"
 STEPS = "steps"
-
-
-def is_model(name: str) -> bool:
-    """True if a reward's name is the folder of a reward model.
-
-    Args:
-        name: `reward.name` of a config.
-
-    Returns:
-        True where there is a folder of that name with a reward model's head in it; nothing is
-        loaded.
-    """
-    return (Path(name) / HEAD).is_file()
 
 
 def model_option_problem(name: str, options: Objects) -> str:
@@ -53,6 +40,15 @@ def model_option_problem(name: str, options: Objects) -> str:
     return ""
 
 
+def steps_rule(options: Objects) -> StepsRule:
+    """Return the score that a process reward model makes of its steps.
+
+    Args:
+        options: of the config, which `model_option_problem` finds right.
+    """
+    return cast(StepsRule, options.get(STEPS, DEFAULT_STEPS))
+
+
 def kind_of(folder: Path) -> str:
     """Return what the head of a reward model judges.
 
@@ -67,7 +63,7 @@ def kind_of(folder: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(folder / HEAD, framework="numpy") as file:
+        with safe_open(folder / VALUE_HEAD_FILE, framework="numpy") as file:
             return (file.metadata() or {}).get("kind", "")
     except (OSError, SafetensorError):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import find_builtin, inline_reward
@@ -10,7 +11,6 @@ from oxrl.rewards.pools import InlinePool, ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completion, Group, Objects, Prompt
-from oxrl.usercode.locate import is_ours
 
 # Prompts of each file that a reward is tried on.
 REHEARSED = 3
@@ -23,26 +23,34 @@ def reward_pool(
     timeout_s: float = 10.0,
     options: Objects | None = None,
     field: str = "reward",
+    directory: Path | None = None,
 ) -> SinglePool:
-    """The pool of a reward: this process where it cannot hang or leave, else workers.
+    """The pool of a reward: its own, this process where it cannot hang or leave, else workers.
 
     Args:
         name, workers, timeout_s, options, field: as of `RewardPool`.
+        directory: of the run, where a pool of its own keeps what it was told; None: nowhere.
 
     Raises:
         RewardDefinitionError: as of `RewardPool`.
     """
-    if is_ours(REWARD, name) and find_builtin(name).inline:
-        return InlinePool(name, inline_reward(name, options), field)
-    from oxrl.usercode.given import given, is_here  # a reward of the core does without
+    row = find_builtin(name)
+    if row and row.pool:
+        return row.pool(
+            options=options or {},
+            workers=workers,
+            timeout_s=timeout_s,
+            field=field,
+            directory=directory,
+        )
+    if row and row.inline:
+        return InlinePool(name, inline_reward(name, row, options or {}), field)
+    from oxrl.usercode.given import given, is_here, packed  # an inline reward does without
 
-    if is_here(name):
-        from oxrl.usercode.packing import packed  # most rewards have a name elsewhere
+    if is_here(name) and packed(given(name, REWARD.noun)) is None:
+        from oxrl.rewards.own_function import OwnFunctionPool  # others can leave this process
 
-        if packed(given(name, REWARD.noun)) is None:
-            from oxrl.rewards.own_function import OwnFunctionPool
-
-            return OwnFunctionPool(name, options, field)
+        return OwnFunctionPool(name, options, field)
     from oxrl.rewards.workers import RewardPool  # processes, which the others need
 
     return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
@@ -62,7 +70,8 @@ def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience)
     """
     for one in pool.pools:
         one.rehearse(prompts, patience)
-        if is_ours(REWARD, one.name) and find_builtin(one.name).tried and prompts:
+        row = find_builtin(one.name)
+        if row and row.tried and prompts:
             _try_built_in(one, prompts, patience)
 
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
-from oxrl.rewards.base import GroupScorer
-from oxrl.rewards.builtin import GroupReward
 from oxrl.runs.waiting import Patience
-from oxrl.types import Group, Metrics, Prompt, Scores
+from oxrl.types import Completions, Group, GroupScores, Metrics, Prompt, Scores
+
+GroupReward = Callable[[Prompt, Completions], GroupScores]
+
+
+class GroupScorer(Protocol):
+    """A scorer of completions: the pool of a reward's workers, or what stands before it."""
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        """Score the completions of every group, in their order.
+
+        Raises:
+            DeadlineError: no score came for too long.
+            Stopped: a signal asked to stop.
+        """
+        ...
 
 
 class ScoringPool(GroupScorer, Protocol):
@@ -63,6 +76,19 @@ class SinglePool(ScoringPool, Protocol):
         Raises:
             RewardDefinitionError: it failed on every one.
             Stopped: a signal asked to stop.
+        """
+        ...
+
+
+@runtime_checkable
+class AskingPool(SinglePool, Protocol):
+    """A pool that asks somebody elsewhere, who may not be there and may cost money."""
+
+    def unreachable(self) -> str:
+        """Ask for nothing but whether somebody is there.
+
+        Returns:
+            Why nobody answers, in words; empty if somebody does.
         """
         ...
 

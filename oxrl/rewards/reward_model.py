@@ -17,9 +17,9 @@ from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.data.token_rows import to_token_batch
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
-from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
+from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule, steps_rule
 from oxrl.runs.checkpoints import longest_row
-from oxrl.types import Completion, Completions, GroupScores, Prompt, Score
+from oxrl.types import Completion, Completions, GroupScores, Objects, Prompt, Score
 
 # Tokens that a worker reads at a time, padding included.
 BUDGET = 16_384
@@ -165,14 +165,12 @@ def _finite(value: float) -> Score:
     return Score(value=None, status="invalid", reason=f"returned {value}, need a finite number")
 
 
-def scorer(
-    folder: Path, steps: StepsRule = DEFAULT_STEPS
-) -> Callable[[Prompt, Completions], GroupScores]:
+def scorer(folder: Path, options: Objects) -> Callable[[Prompt, Completions], GroupScores]:
     """Make a function that scores completions by a reward model, on the CPU of a worker.
 
     Args:
         folder: of the reward model's checkpoint.
-        steps: how a process reward model's judgements become one score.
+        options: of the config, which `model_option_problem` finds right.
 
     Returns:
         A function of a prompt and the completions of its group; it returns a score for each, in
@@ -181,4 +179,4 @@ def scorer(
     Raises:
         DataError: the folder holds no model that can be loaded.
     """
-    return RewardModel(folder, steps=steps)
+    return RewardModel(folder, steps=steps_rule(options))

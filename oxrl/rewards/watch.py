@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from types import ModuleType
 
+from oxrl.entry_points import own_offers
+from oxrl.tables.user_code import REWARD
 from oxrl.types import Named, Values
 
-# Of these modules the functions and classes are compared, where they are loaded.
+# Of these modules the functions and classes are compared, where they are loaded; so are those
+# of the packages beside the core that have rewards.
 WATCHED = (
     "builtins",
     "sys",
@@ -55,22 +58,9 @@ WATCHED = (
     "signal",
     "pathlib",
     "oxrl.types",
-    "oxrl.rewards.base",
     "oxrl.rewards.builtin",
     "oxrl.rewards.call_forms",
     "oxrl.rewards.loaded",
-    "oxrl_graders.choices",
-    "oxrl_sandbox.code_reward",
-    "oxrl.rewards.exact",
-    "oxrl_graders.formats",
-    "oxrl_graders.forms",
-    "oxrl_graders.instructions",
-    "oxrl_graders.math",
-    "oxrl_graders.quantities",
-    "oxrl_graders.relations",
-    "oxrl_graders.rewrites",
-    "oxrl_graders.solutions",
-    "oxrl_graders.tool_calls",
     "oxrl.usercode.signature",
 )
 # Of these classes the methods too: the others are written in C and cannot be changed.
@@ -138,7 +128,9 @@ class Watch:
     """
 
     def __init__(self, reward: ModuleType | None) -> None:
-        loaded = {name: sys.modules[name] for name in WATCHED if name in sys.modules}
+        beside = {place.partition(".")[0] for place in own_offers(REWARD.group).values()}
+        ours = [name for name in sys.modules if name.partition(".")[0] in beside]
+        loaded = {name: sys.modules[name] for name in (*WATCHED, *ours) if name in sys.modules}
         found = [namespace(name, vars(module)) for name, module in loaded.items()]
         if reward is not None:
             found.append(namespace("the reward's own file", vars(reward)))

@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
-from oxrl.rewards.builtin import place_of_reward
-from oxrl.rewards.failures import failed_score, sample_range
+from oxrl.rewards.builtin import find_builtin, place_of_reward
+from oxrl.rewards.failures import failed_scores, told_samples
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.trial import DRY_GROUP, described, rehearse_all
@@ -38,12 +38,23 @@ from oxrl.types import (
     Scores,
     ScoreStatus,
 )
-from oxrl.usercode.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
+from oxrl.usercode.given import load_request
 from oxrl.usercode.locate import is_ours
 from oxrl.usercode.sources import code_digest
-from oxrl.usercode.start import NOT_LOADED, START_TIMEOUT_S, NotLoaded, load_request, loading
 from oxrl.usercode.user_code import MOST_REASON, capped
-from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
+from oxrl.usercode.worker import (
+    LAST_WORDS_S,
+    MOST_REPLY,
+    NOT_LOADED,
+    START_TIMEOUT_S,
+    LateReply,
+    LostWorker,
+    NotLoaded,
+    Printed,
+    SuspectWorker,
+    Worker,
+    loading,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +75,11 @@ class Task:
     prompt: Prompt
     completions: Completions
     first: int
+
+    @property
+    def samples(self) -> range:
+        """Their indices in the group."""
+        return range(self.first, self.first + len(self.completions))
 
 
 def _end_all(workers: set[Worker]) -> None:
@@ -112,9 +128,10 @@ class RewardPool(SinglePool):
         self._timeout_s = timeout_s
         # When a worker is killed.
         self._most_s = timeout_s
-        if name == "code":
-            # It keeps to `timeout_s` itself: a case that has not begun then does not hold. The last
-            # one may wait for its turn and is judged, and both once more.
+        row = find_builtin(name)
+        if row and row.keeps_time:
+            # A case of a program that has not begun then does not hold. The last one may wait for
+            # its turn and is judged, and both once more.
             self._request["options"].setdefault("total_s", timeout_s)
             self._most_s = 5 * timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
@@ -324,7 +341,9 @@ class RewardPool(SinglePool):
         limit_s = self._most_s * count
         fresh = not worker.asked
         worker.asked += 1
-        what = f"{self.name} to answer; it is at {self._samples(task)}. {ADVICE}"
+        what = (
+            f"{self.name} to answer; it is at {told_samples(task.prompt, task.samples)}. {ADVICE}"
+        )
         try:
             most = MOST_REPLY + MOST_PER_SCORE * count
             reply = worker.channel.ask(vars(task), limit_s, patience, what, most=most)
@@ -360,17 +379,11 @@ class RewardPool(SinglePool):
             "sample costs a fresh worker; run what a model wrote in a process of its own",
             self.name,
             changed,
-            self._samples(task),
+            told_samples(task.prompt, task.samples),
         )
 
-    def _samples(self, task: Task) -> str:
-        samples = sample_range(task.first, len(task.completions))
-        return f"{samples} of prompt {task.prompt.uid}"
-
     def _failed(self, task: Task, status: ScoreStatus, problem: str) -> GroupScores:
-        count = len(task.completions)
-        samples = sample_range(task.first, count)
-        return [failed_score(self.name, task.prompt, samples, status, problem)] * count
+        return failed_scores(self.name, task.prompt, task.samples, status, problem)
 
     def _discard(self, worker: Worker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)

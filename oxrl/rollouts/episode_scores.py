@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.waiting import Patience
 from oxrl.types import ENVIRONMENT, Completion, Group, Score, Scores
 

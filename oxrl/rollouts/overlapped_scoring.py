@@ -16,7 +16,7 @@ from threading import Lock
 
 from oxrl.engines.sample import Finished
 from oxrl.errors import Stopped
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.waiting import LOOK_S, Patience, StopAsked
 from oxrl.types import Completion, Group, Metrics, Score, Scores
 

@@ -14,7 +14,7 @@ from oxrl.data.order import RowSource
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.errors import RewardError
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.clock import Clock
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import sample_seed, stable_seed

@@ -13,10 +13,10 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
+from oxrl.entry_points import all_offers
 from oxrl.flat_config import flatten_config
 from oxrl.runs.files import (
     CHAIN_FIELD,
@@ -79,7 +79,7 @@ def follow(name: str, directory: Path, run_pid: int) -> None:
         directory: of the run.
         run_pid: the process that writes the record; without it this one ends too.
     """
-    [offered] = entry_points(group=GROUP, name=name)
+    [offered, *_] = [offer for offer in all_offers(GROUP) if offer.name == name]
     open_tracker: Callable[[TrackedRun], Tracker] = offered.load()
     with open_own(directory / f".{name}.json.lock", "wb") as lock:
         # The mirror of a killed run may still be catching up when the resumed run starts its own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oxrl.errors import (
@@ -19,18 +18,17 @@ class Kind:
 
     noun: what it is called, and the argument of `oxrl.train` that gives it. field: of the
     configuration that names it. forms: what may stand there, for errors; {} are the names that are
-    known. error: raised about it. table: name -> where oxRL has it, as an entry point says it.
+    known. error: raised about it.
     """
 
     noun: str
     field: str
     forms: str
     error: type[OxrlError] = ConfigError
-    table: Mapping[str, str]
 
     @property
     def group(self) -> str:
-        """The entry points by which installed packages offer it."""
+        """The entry points by which packages offer it, those beside the core too."""
         return f"oxrl.{self.noun}s"
 
     def problem(self, name: str, text: str) -> OxrlError:
@@ -43,46 +41,27 @@ REWARD = Kind(
     field="reward.name",
     forms="{}, path.py:function (such as my_reward.py:score) or a reward model's folder",
     error=RewardDefinitionError,
-    table={
-        "math": "oxrl_graders.math:MATH",
-        "exact": "oxrl.rewards.exact:EXACT",
-        "code": "oxrl_sandbox.code_reward:CODE",
-        "ifeval": "oxrl_graders.instructions:IFEVAL",
-        "toolcall": "oxrl_graders.tool_calls:TOOL_CALL",
-        "choice": "oxrl_graders.choices:CHOICE",
-        "format": "oxrl_graders.formats:FORMAT",
-        "repetition": "oxrl_graders.formats:REPETITION",
-        "cosine": "oxrl_graders.formats:COSINE",
-        "judge": "oxrl_graders.judge.reward:JUDGE",
-        "reasoning-gym": "oxrl_graders.reasoning_gym_rewards:REASONING_GYM",
-    },
 )
 ENVIRONMENT = Kind(
     noun="environment",
     field="environment.name",
     forms="{} or path.py:Class (such as my_game.py:Guess)",
     error=EnvironmentDefinitionError,
-    table={
-        "agent": "oxrl_envs.agent:AgentEnvironment",
-        "gymnasium": "oxrl_envs.gymnasium_adapter:GymnasiumEnvironment",
-        "openenv": "oxrl_envs.openenv_adapter:OpenEnvEnvironment",
-        "raster-world": "oxrl_robots.raster_world:RasterEnvironment",
-        "reasoning-gym": "oxrl_envs.reasoning_gym_adapter:ReasoningGymEnvironment",
-        "simulator": "oxrl_robots.simulator:SimulatorEnvironment",
-        "textarena": "oxrl_envs.textarena_adapter:TextArenaEnvironment",
-        "tools": "oxrl.environments.tool_environment:ToolEnvironment",
-    },
 )
 # Losses of the table are found by `oxrl.recipes.policy_loss`, before anybody asks here.
 GATE = Kind(
     noun="gate",
     field="train.loss",
     forms="a name of `oxrl algorithms`, or path.py:function such as my_gate.py:my_gate",
-    table={},
 )
 FEATURE = Kind(
     noun="feature",
     field="train.features",
     forms="path.py:Class such as my_feature.py:MyFeature",
-    table={},
+)
+TOOL = Kind(
+    noun="tool",
+    field="environment.options.tools",
+    forms="{} or path.py:function",
+    error=EnvironmentDefinitionError,
 )

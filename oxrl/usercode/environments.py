@@ -45,7 +45,7 @@ class Step:
     """The answer of an environment to a turn.
 
     messages: what the policy reads next; of the last step it reads nothing any more. Where the
-        model reads images, contents may be lists of parts: `oxrl.usercode.observed`.
+        model reads images, contents may be lists of parts: `oxrl.usercode.environment_answers`.
     reward: of this turn; the rewards of an episode are added up.
     terminated: the task is over, well or badly.
     truncated: the environment stops although the task goes on, for example after too many moves.

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from oxrl.errors import OxrlError
 from oxrl.runs.os_errors import fault_of
 from oxrl.tables.user_code import Kind
-from oxrl.usercode.given import given, is_given
+from oxrl.usercode.given import given, is_given, packed, unpacked
 from oxrl.usercode.locate import locate
-from oxrl.usercode.packing import packed, unpacked
 from oxrl.usercode.user_code import raised_as, run_module
 
 

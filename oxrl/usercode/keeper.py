@@ -1,5 +1,5 @@
 """A keeper: a process that runs nobody's code, and ends all that another one has started once that
-has ended.
+has ended; and the end of a process whose parent is gone.
 
 Also a program, `python -m oxrl.usercode.keeper MODULE ARGUMENTS`: the module, with a keeper.
 """
@@ -10,12 +10,15 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 from io import TextIOWrapper
 from typing import NoReturn, cast
 
 from oxrl.usercode.descendants import adopt_orphans, die_with_parent, end_all
-from oxrl.usercode.parent import LOOK_S
 
+# Between two looks whether the parent is there, in seconds.
+LOOK_S = 1.0
 WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM)
 
 
@@ -60,6 +63,22 @@ def _keep(child: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
+
+
+def leave_with_parent() -> None:
+    """From now on, end this process once its parent is gone.
+
+    A parent that was killed can say nothing, and a process that waits in a collective, or loads a
+    model, reads nothing.
+    """
+    parent = os.getppid()
+    threading.Thread(target=_leave_without, args=[parent], name="parent", daemon=True).start()
+
+
+def _leave_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from oxrl.entry_points import all_offers, own_offers, package_of
 from oxrl.errors import did_you_mean
 from oxrl.tables.user_code import Kind
-
-OURS = "oxrl"
 
 
 class Place(NamedTuple):
@@ -26,11 +27,20 @@ class Place(NamedTuple):
 
 def is_ours(kind: Kind, name: str) -> bool:
     """True if oxRL has something itself, in the core or in a package beside it."""
-    if name in kind.table or ":" in name:
-        return name in kind.table
-    from oxrl.usercode.installed import entries, package_of  # for what the core does not have
+    # What is in a file, or given by Python, has a colon in its name.
+    return ":" not in name and name in own_offers(kind.group)
 
-    return [package_of(entry) for entry in entries(kind).select(name=name)] == [OURS]
+
+def names_of(kind: Kind) -> list[str]:
+    """Everything of a kind that has a name: what oxRL has, then what other packages offer."""
+    own = own_offers(kind.group)
+    offered = {entry.name for entry in all_offers(kind.group)}
+    return [*own, *sorted(offered.difference(own))]
+
+
+def forms_of(kind: Kind) -> str:
+    """What a configuration may name of a kind, in words."""
+    return kind.forms.format(", ".join(names_of(kind)))
 
 
 def locate(kind: Kind, name: str) -> Place:
@@ -54,19 +64,18 @@ def place_of(kind: Kind, name: str) -> Place:
 
     Args:
         kind: of code.
-        name: in the table of the kind, of what Python gives, "path.py:name", or of what an
-            installed package offers.
+        name: of what oxRL has itself, of what Python gives, "path.py:name", or of what an installed
+            package offers.
 
     Raises:
         ValueError: nothing has that name; or its file is not there, no Python, or surely does not
             define it.
     """
-    if name in kind.table:
-        module, _, found = kind.table[name].partition(":")
+    if is_ours(kind, name):
+        module, _, found = own_offers(kind.group)[name].partition(":")
         return Place(name=found, module=module, ours=True)
-    # What the core has does without.
-    from oxrl.usercode.given import given, is_given
-    from oxrl.usercode.user_code import place_in_file
+    from oxrl.usercode.given import given, is_given  # what oxRL has does without
+    from oxrl.usercode.user_code import place_in_file  # likewise
 
     if is_given(name):
         given(name, kind.noun)
@@ -76,22 +85,33 @@ def place_of(kind: Kind, name: str) -> Place:
 
 
 def _installed(kind: Kind, name: str) -> Place:
-    """Find the place of something that an installed package offers.
+    """Find the place of something that a package of others offers.
 
     Raises:
         ValueError: none offers it, or two do.
     """
-    from oxrl.usercode.installed import entries, module_file, package_of
-
-    found = list(entries(kind).select(name=name))
+    found = [offer for offer in all_offers(kind.group) if offer.name == name]
     if not found:
-        known = [*kind.table, *sorted(entries(kind).names)]
-        forms = kind.forms.format(", ".join(known))
-        raise ValueError(f"must be {forms}{did_you_mean(name, known)}")
-    packages = sorted(map(package_of, found))
+        raise ValueError(f"must be {forms_of(kind)}{did_you_mean(name, names_of(kind))}")
     if len(found) > 1:
+        packages = " and ".join(sorted(map(package_of, found)))
         rule = "uninstall one of them, or write path.py:name"
-        raise ValueError(f"is offered by two packages, {' and '.join(packages)}: {rule}")
+        raise ValueError(f"is offered by two packages, {packages}: {rule}")
     module = found[0].module
-    ours = packages == [OURS]
-    return Place(None if ours else module_file(module), found[0].attr, module, ours)
+    return Place(_module_file(module), found[0].attr, module)
+
+
+def _module_file(module: str) -> Path | None:
+    """Find the file of a module without importing it; None where there is none in Python.
+
+    Args:
+        module: dotted name.
+    """
+    top, *inner = module.split(".")
+    spec = find_spec(top)
+    for name in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
+    origin = "" if spec is None else spec.origin or ""
+    return Path(origin) if origin.endswith(".py") else None

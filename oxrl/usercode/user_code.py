@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from oxrl.errors import did_you_mean, why_no_file
 
@@ -30,22 +33,6 @@ def place_in_file(name: str) -> tuple[Path, str] | None:
     if problem:
         raise ValueError(problem)
     return path.resolve(), found
-
-
-def split_place(name: str, forms: str, known: Iterable[str]) -> tuple[Path, str]:
-    """The same, of a name that has to have that form.
-
-    Args:
-        forms: what may be written, for the error.
-        known: built-in names, for a hint.
-
-    Raises:
-        ValueError: as of `place_in_file`, or it has not that form.
-    """
-    place = place_in_file(name)
-    if place is None:
-        raise ValueError(f"must be {forms}{did_you_mean(name, known)}")
-    return place
 
 
 def why_not_defined(path: Path, name: str) -> str:
@@ -94,6 +81,24 @@ def run_module(path: Path, kind: str) -> ModuleType:
     return module
 
 
+def load_function(place: str, kind: str) -> Any:
+    """Load what "path.py:function" names; its file is run.
+
+    Args:
+        place: in that form.
+        kind: of code, as of `run_module`.
+
+    Raises:
+        ValueError: it has not that form, or as of `place_in_file`.
+        Exception, SystemExit: whatever running the file raises.
+    """
+    found = place_in_file(place)
+    if found is None:
+        raise ValueError("must be path.py:function")
+    file, name = found
+    return getattr(run_module(file, kind), name)
+
+
 def raised_as(error: BaseException, path: Path | None) -> str:
     """An exception in words, with the last line of the user's own file on the way to it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -114,3 +119,30 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as second:  # noqa: BLE001 - `__str__` is the user's
         return f"(its text cannot be shown: {type(second).__name__})"
+
+
+def awaited(result: object) -> object:
+    """Return a function's result, waited for where the function is `async`.
+
+    Args:
+        result: anything.
+
+    Returns:
+        The value; in an event loop of its own where it had to be waited for, and where a loop runs
+        already, as in a notebook, in a thread of its own.
+    """
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # a third of the time that a reward worker takes to import
+
+    waiting = _result_of(result)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(waiting)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, waiting).result()
+
+
+async def _result_of(waiting: Awaitable[object]) -> object:
+    return await waiting

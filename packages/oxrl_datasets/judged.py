@@ -16,7 +16,6 @@ from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.types import Completion, Completions, Prompt, Score
 from oxrl_graders.judge.options import RUBRIC, JudgeOptions
 from oxrl_graders.judge.pool import JudgePool
-from oxrl_graders.judge.record import FILE
 
 EXPECTED = (
     'lines of samples.jsonl ("prompt" or "messages", "response"), rows with "prompt" and '
@@ -74,10 +73,10 @@ class Judged:
         options = {name: value for name, value in asdict(self).items() if name in of_judge}
         return JudgePool(
             options,
-            requests=self.requests,
+            workers=self.requests,
             timeout_s=self.timeout_s,
-            record=out / FILE,
             field="judged",
+            directory=out,
         )
 
     def make(self, pool: JudgePool, stem: str, records: Iterable[Record]) -> tuple[Rows, Json]:

@@ -73,6 +73,52 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 }
 
 
+class Asked(NamedTuple):
+    """What a user asks for.
+
+    name: of the dataset. source: a raw file, here or on the hub (hf://datasets/OWNER/NAME/FILE), or
+    a folder of them; None for what is generated, or has a place on the hub of its own. out: the
+    folder. seed: of every random choice. limit: at most so many rows in each file. test: put so
+    many rows, or below 1 such a share of them, aside in test.jsonl. options: the dataset's own,
+    which may be text.
+    """
+
+    name: str
+    source: Source
+    out: Path
+    seed: int
+    limit: int | None
+    test: float | None
+    options: Fields
+
+    @property
+    def drawn(self) -> Report:
+        """The two numbers that rows are chosen by, for the report."""
+        return {"seed": self.seed, "limit": self.limit}
+
+    def chosen(self, function: Callable[..., object]) -> JsonObject:
+        """All options of the dataset: those given, and defaults.
+
+        Args:
+            function: whose keyword arguments they are.
+
+        Raises:
+            DataError: an unknown option, or text that is no such type; lists what there is.
+        """
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        own = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        fields: Json = {option.name: (option.annotation, option.default) for option in own}
+        model = create_model("Options", __config__=ConfigDict(extra="forbid"), **fields)
+        try:
+            return model(**self.options).model_dump()
+        except ValidationError as error:
+            found = error.errors()
+            wrong = [f"option {e['loc'][0]}={e['input']!r}: {e['msg']}" for e in found]
+            listed = ", ".join(f"{option.name}={option.default!r}" for option in own) or "none"
+            defaults = f"the options of {self.name} and their defaults: {listed}"
+            raise DataError("; ".join([*wrong, defaults])) from error
+
+
 def prepare(
     name: str,
     source: Source,
@@ -83,16 +129,11 @@ def prepare(
     test: float | None = None,
     **options: Json,
 ) -> Report:
-    """Write the data files of one dataset, and report.json, into a folder.
+    """Write the data files of one dataset, or a model, and report.json, into a folder.
 
     Args:
-        name: of the dataset, a key of GENERATORS or CONVERTERS.
-        source: a raw file, here or on the hub (hf://datasets/OWNER/NAME/FILE), or a folder of them;
-            None for what is generated, or has a place on the hub of its own.
-        out: the folder.
-        seed: of every random choice.
-        limit: at most so many rows in each file.
-        test: put so many rows, or below 1 such a share of them, aside in test.jsonl.
+        name: a key of PREPARERS.
+        source, out, seed, limit, test: see `Asked`.
         options: the dataset's own, which may be text.
 
     Returns:
@@ -103,56 +144,53 @@ def prepare(
             cannot work, or a file of which no row can be used.
         MissingExtraError: a library that is not installed makes the rows, or fetches them.
     """
-    origin: Report = {}
-    if name in GENERATORS:
-        if test is not None:
-            raise DataError(f"--test splits rows of a raw file; {name} has options of its own")
-        if source is not None:
-            raise DataError(f"{name} is generated: it reads no source, got {str(source)!r}")
-        chosen = _options(name, GENERATORS[name], options)
-        files, facts = GENERATORS[name](**chosen).make(seed, limit)
-    else:
-        chosen = _options(name, CONVERTERS[name], options)
-        paths, raw = _raw_files(name, source)
-        rejects: Rows = []
-        converter = partial(CONVERTERS[name], **chosen)
-        files: Files = {}
-        for stem, records in raw.items():
-            rows = _converted(name, stem, records, converter, rejects)
-            if not rows:
-                found = f"{len(rejects)} rejected: {rejects[:1]}"
-                raise DataError(f"{paths.get(stem, stem)}: no row can be used; {found}")
-            files[stem] = rows
-        files, origin = _kept(files, test, seed, limit)
-        origin |= {"source": str(source or HUB[name].name), **_hashes(paths)}
-        facts = {"rejected": len(rejects), "rejects": rejects}
+    return WRITERS[name](Asked(name, source, out, seed, limit, test, options))
+
+
+def _write_generated(asked: Asked) -> Report:
+    """Write rows that a generator makes."""
+    name = asked.name
+    if asked.test is not None:
+        raise DataError(f"--test splits rows of a raw file; {name} has options of its own")
+    if asked.source is not None:
+        raise DataError(f"{name} is generated: it reads no source, got {str(asked.source)!r}")
+    chosen = asked.chosen(GENERATORS[name])
+    files, facts = GENERATORS[name](**chosen).make(asked.seed, asked.limit)
+    return _write_rows(asked, files, {}, chosen, facts)
+
+
+def _write_converted(asked: Asked) -> Report:
+    """Write the rows of raw files in oxRL's format."""
+    name = asked.name
+    chosen = asked.chosen(CONVERTERS[name])
+    paths, raw = _raw_files(name, asked.source)
+    rejects: Rows = []
+    converter = partial(CONVERTERS[name], **chosen)
+    files: Files = {}
+    for stem, records in raw.items():
+        files[stem] = _converted(name, stem, records, converter, rejects)
+        if not files[stem]:
+            found = f"{len(rejects)} rejected: {rejects[:1]}"
+            raise DataError(f"{paths.get(stem, stem)}: no row can be used; {found}")
+    files, origin = _kept(files, asked)
+    origin |= {"source": str(asked.source or HUB[name].name), **_hashes(paths)}
+    facts: Report = {"rejected": len(rejects), "rejects": rejects}
+    return _write_rows(asked, files, origin, chosen, facts)
+
+
+def _write_rows(
+    asked: Asked, files: Files, origin: Report, chosen: JsonObject, facts: Report
+) -> Report:
     # An option of the user's may have the name of a fact: it is told under "options" as well.
     told = {"options": chosen, **chosen, **facts}
-    report = {"dataset": name, **origin, "seed": seed, "limit": limit, **told}
-    return _write(out, files, report)
+    return _write(asked.out, files, {"dataset": asked.name, **origin, **asked.drawn, **told})
 
 
-def prepare_judged(
-    source: Source,
-    out: Path,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
-    test: float | None = None,
-    **options: Json,
-) -> Report:
-    """Write preference pairs: which response a judge prefers. See `prepare` and `Judged`.
+def _write_judged(asked: Asked) -> Report:
+    """Write preference pairs: which response a judge prefers. See `Judged`.
 
-    Args:
-        source: a file of samples, or the directory of a run, whose samples.jsonl is meant.
-        out: the folder, which keeps the verdicts too.
-        seed: of the split and of which rows a limit keeps.
-        limit: at most so many pairs in each file.
-        test: put so many pairs, or below 1 such a share of them, aside in test.jsonl.
-        options: fields of `Judged`, which may be text.
-
-    Returns:
-        The report.
+    Its source is a file of samples, or the directory of a run, whose samples.jsonl is meant; the
+    folder keeps the verdicts too.
 
     Raises:
         DataError: see `prepare`; or no response is preferred to another.
@@ -163,125 +201,70 @@ def prepare_judged(
     from oxrl_graders.judge.options import refuse_secrets
 
     try:
-        refuse_secrets(options)
+        refuse_secrets(asked.options)
     except ValueError as error:
         raise DataError(str(error)) from None
-    chosen = _options("judged", Judged, options)
+    chosen = asked.chosen(Judged)
+    source = asked.source
     if source is not None and (Path(source) / SAMPLES).is_file():
         source = Path(source) / SAMPLES
-    paths, raw = _raw_files("judged", source)
-    out.mkdir(parents=True, exist_ok=True)
+    paths, raw = _raw_files(asked.name, source)
+    asked.out.mkdir(parents=True, exist_ok=True)
     judged = Judged(**chosen)
-    pool = judged.pool(out)
+    pool = judged.pool(asked.out)
     files: Files = {}
     facts: Report = {}
     for stem, records in raw.items():
         files[stem], facts[stem] = judged.make(pool, stem, records)
-    files, split = _kept(files, test, seed, limit)
-    origin: Report = {"source": str(source), "seed": seed, "limit": limit, **_hashes(paths)}
-    told = {"dataset": "judged", **origin, "options": chosen, **facts, **split}
-    return _write(out, files, told)
+    files, split = _kept(files, asked)
+    origin: Report = {"source": str(source), **asked.drawn, **_hashes(paths)}
+    told = {"dataset": asked.name, **origin, "options": chosen, **facts, **split}
+    return _write(asked.out, files, told)
 
 
-def prepare_demonstrations(
-    source: Source,
-    out: Path,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
-    test: float | None = None,
-    **options: Json,
-) -> Report:
-    """Write what an environment's own expert does. See `prepare` and `Demonstrations`.
-
-    Args:
-        source: None; episodes are played.
-        out: the folder.
-        seed: of where episodes begin.
-        limit: at most so many episodes, and rows of eval.
-        test: None; rows of eval are made apart.
-        options: fields of `Demonstrations`, which may be text.
-
-    Returns:
-        The report.
+def _write_demonstrations(asked: Asked) -> Report:
+    """Write what an environment's own expert does in episodes that are played. See
+    `Demonstrations`.
 
     Raises:
         DataError: see `prepare`; or the environment has no expert, or none that succeeds.
     """
     from oxrl_robots.demonstrations import Demonstrations  # other datasets play nothing
 
-    if source is not None or test is not None:
-        given = "--test" if source is None else "--source"
+    if asked.source is not None or asked.test is not None:
+        given = "--test" if asked.source is None else "--source"
         raise DataError(f"demonstrations are played, with rows of eval apart: leave out {given}")
-    chosen = _options("demonstrations", Demonstrations, options)
-    made = Demonstrations(**chosen).make(seed, limit)
+    chosen = asked.chosen(Demonstrations)
+    made = Demonstrations(**chosen).make(asked.seed, asked.limit)
     if chosen["lerobot"]:
         from oxrl_robots.lerobot import write_episodes
         from oxrl_robots.robot_episodes import as_robot_episode
 
         episodes = [as_robot_episode(done) for done in made.played]
-        write_episodes(out / "lerobot", episodes, robot=str(chosen["environment"]))
-    report = {"dataset": "demonstrations", "seed": seed, "limit": limit, "options": chosen}
-    return _write_actions(out, made, report)
+        write_episodes(asked.out / "lerobot", episodes, robot=str(chosen["environment"]))
+    return _write_actions(asked, made, {**asked.drawn, "options": chosen})
 
 
-def prepare_lerobot(
-    source: Source,
-    out: Path,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
-    test: float | None = None,
-    **options: Json,
-) -> Report:
-    """Write rows to imitate from a LeRobot dataset. See `prepare` and `LeRobotRows`.
-
-    Args:
-        source: the folder of the dataset, which holds meta/info.json.
-        out: the folder.
-        seed: recorded in the report; nothing is drawn.
-        limit: at most so many episodes.
-        test: None.
-        options: fields of `LeRobotRows`, which may be text.
-
-    Returns:
-        The report.
+def _write_lerobot(asked: Asked) -> Report:
+    """Write rows to imitate from the folder of a LeRobot dataset, which holds meta/info.json. See
+    `LeRobotRows`.
 
     Raises:
         DataError: see `prepare`; or it is no dataset of a version that is read.
     """
     from oxrl_robots.robot_episodes import LeRobotRows  # other datasets have no frames
 
-    if source is None or test is not None:
+    source = asked.source
+    if source is None or asked.test is not None:
         rule = "pass --source with the dataset's folder" if source is None else "leave out --test"
         raise DataError(f"lerobot reads episodes of robots: {rule}")
-    chosen = _options("lerobot", LeRobotRows, options)
-    made = LeRobotRows(**chosen).make(Path(source), limit)
-    told = {"source": str(source), "seed": seed, "limit": limit, "options": chosen}
-    return _write_actions(out, made, {"dataset": "lerobot", **told})
+    chosen = asked.chosen(LeRobotRows)
+    made = LeRobotRows(**chosen).make(Path(source), asked.limit)
+    return _write_actions(asked, made, {"source": str(source), **asked.drawn, "options": chosen})
 
 
-def prepare_gguf(
-    source: Source,
-    out: Path,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
-    test: float | None = None,
-    **options: Json,
-) -> Report:
-    """Write the Hugging Face folder of a model out of its GGUF file. See `GgufModel`.
-
-    Args:
-        source: the file.
-        out: the folder, which is new.
-        seed: 0; nothing is drawn.
-        limit: None; a model has no rows.
-        test: None, likewise.
-        options: fields of `GgufModel`, which may be text.
-
-    Returns:
-        The report.
+def _write_gguf(asked: Asked) -> Report:
+    """Write the Hugging Face folder of a model, a new one, out of its GGUF file. See `GgufModel`.
 
     Raises:
         DataError: see `prepare`; or the file is damaged, or says what would get lost.
@@ -289,35 +272,38 @@ def prepare_gguf(
     """
     from oxrl_datasets.gguf import GgufModel  # datasets need no model
 
-    if source is None or seed or limit is not None or test is not None:
+    if asked.source is None or asked.seed or asked.limit is not None or asked.test is not None:
         rule = "pass --source FILE.gguf, and no --seed, --limit or --test"
         raise DataError(f"gguf makes a model of one file: {rule}")
-    chosen = _options("gguf", GgufModel, options)
-    facts = GgufModel(**chosen).write(Path(source), out)
-    origin = {"source": str(source), "source_sha256": file_hash(Path(source))}
-    return _write(out, {}, {"model": "gguf", **origin, **facts})
+    source = Path(asked.source)
+    facts = GgufModel(**asked.chosen(GgufModel)).write(source, asked.out)
+    origin = {"source": str(asked.source), "source_sha256": file_hash(source)}
+    return _write(asked.out, {}, {"model": asked.name, **origin, **facts})
 
 
-def _write_actions(out: Path, made: MadeActions, report: Report) -> Report:
+def _write_actions(asked: Asked, made: MadeActions, told: Report) -> Report:
     """Write rows of actions, their statistics where they are numbers, FAST's pieces where they are
     asked for, and the report.
     """
+    out = asked.out
     out.mkdir(parents=True, exist_ok=True)
     if made.statistics is not None:
         write_atomically(out / "statistics.json", json.dumps(made.statistics, indent=2) + "\n")
     if made.code is not None:
         made.code.write(out / "fast.json")
-    return _write(out, made.files, {**report, **made.facts})
+    return _write(out, made.files, {"dataset": asked.name, **told, **made.facts})
 
 
 SAMPLES = "samples.jsonl"
-PREPARERS: dict[str, Callable[..., Report]] = {
-    **{name: partial(prepare, name) for name in (*GENERATORS, *CONVERTERS)},
-    "judged": prepare_judged,
-    "demonstrations": prepare_demonstrations,
-    "lerobot": prepare_lerobot,
-    "gguf": prepare_gguf,
+WRITERS: dict[str, Callable[[Asked], Report]] = {
+    **dict.fromkeys(GENERATORS, _write_generated),
+    **dict.fromkeys(CONVERTERS, _write_converted),
+    "judged": _write_judged,
+    "demonstrations": _write_demonstrations,
+    "lerobot": _write_lerobot,
+    "gguf": _write_gguf,
 }
+PREPARERS: dict[str, Callable[..., Report]] = {name: partial(prepare, name) for name in WRITERS}
 
 
 def _converted(
@@ -343,19 +329,20 @@ def _converted(
     return rows
 
 
-def _kept(files: Files, test: float | None, seed: int, limit: int | None) -> tuple[Files, Report]:
+def _kept(files: Files, asked: Asked) -> tuple[Files, Report]:
     """The rows that are written: those of one file in two where `test` is given, and at most
     `limit` of each, chosen by `seed`, in their original order. And what the report says of it.
     """
+    limit = asked.limit
     facts: Report = {}
-    if test is not None:
+    if asked.test is not None:
         if len(files) > 1:
             raise DataError(f"--test splits one file, and there are {', '.join(files)}")
         (rows,) = files.values()
-        files, facts["split"] = split_rows(rows, test, seed)
+        files, facts["split"] = split_rows(rows, asked.test, asked.seed)
     for stem, rows in files.items():
         if limit is not None and limit < len(rows):
-            chance = random.Random(stable_seed("prepare", seed))
+            chance = random.Random(stable_seed("prepare", asked.seed))
             kept = chance.sample(range(len(rows)), limit)
             files[stem] = [rows[index] for index in sorted(kept)]
     return files, facts
@@ -377,26 +364,6 @@ def _raw_files(
         how = "pass --source with a .jsonl or .parquet file, or a folder"
         raise DataError(f"{name} is prepared from raw files: {how}")
     return {}, {split: _hub_rows(hub, split) for split in hub.splits}
-
-
-def _options(name: str, function: Callable[..., object], given: Fields) -> JsonObject:
-    """All options of a dataset, the keyword arguments of `function`: those given, and defaults.
-
-    Raises:
-        DataError: an unknown option, or text that is no such type; lists what there is.
-    """
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
-    own = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    fields: Json = {option.name: (option.annotation, option.default) for option in own}
-    model = create_model("Options", __config__=ConfigDict(extra="forbid"), **fields)
-    try:
-        return model(**given).model_dump()
-    except ValidationError as error:
-        found = error.errors()
-        wrong = [f"option {e['loc'][0]}={e['input']!r}: {e['msg']}" for e in found]
-        listed = ", ".join(f"{option.name}={option.default!r}" for option in own) or "none"
-        defaults = f"the options of {name} and their defaults: {listed}"
-        raise DataError("; ".join([*wrong, defaults])) from error
 
 
 def _local_files(source: Path, wanted: Sequence[str]) -> dict[str, Path]:

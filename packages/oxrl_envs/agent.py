@@ -20,9 +20,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from oxrl.environments import Environment, Message, Step
 from oxrl.runs.waiting import end_of
 from oxrl.types import Named, Objects, Prompt
-from oxrl.usercode.environments import Environment, Message, Step
 from oxrl_envs.chat_endpoint import Asked, ChatEndpoint, Json, answer_message, plain_message
 
 # How much of what a program printed is read for its reward, and shown where it failed.

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from enum import EnumMeta
 from typing import Any
 
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.types import Named, Names, Prompt
-from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import capped
 
 # What numbers mean, where environments do not say it themselves.

@@ -19,9 +19,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.types import Named, Prompt
-from oxrl.usercode.environments import Message, Step
 from oxrl.usercode.user_code import capped
 
 # Seconds for a connection.

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import need, seed_of, with_text
 from oxrl.errors import did_you_mean
 from oxrl.types import Named, Prompt
-from oxrl.usercode.environments import Message, Step
 
 
 class ReasoningGymEnvironment:

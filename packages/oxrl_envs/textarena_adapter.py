@@ -12,13 +12,12 @@ Source: TextArena's `core.Env`: reset, get_observation, step and close.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.types import Named, Prompt
-from oxrl.usercode.environments import Message, Step
-from oxrl.usercode.user_code import capped, run_module, split_place
+from oxrl.usercode.user_code import capped, load_function
 
 # Moves of an opponent in a row, after which the game is stuck.
 MOST_OPPONENT_MOVES = 100
@@ -136,10 +135,9 @@ class TextArenaEnvironment:
 
 def _function(place: str) -> Callable[[str], object]:
     try:
-        path, name = split_place(place, "path.py:function", ())
+        return load_function(place, "opponent")
     except ValueError as error:
         raise ValueError(f"environment.options.opponent={place}: {error}") from error
-    return getattr(run_module(Path(path), "opponent"), name)
 
 
 def _unwrapped(library: Any, game: Any) -> Any:

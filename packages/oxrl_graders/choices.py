@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Prompt, Score
+from oxrl.types import Score
 
 # What stands before a final answer; the last one in a response counts.
 _MARKER = re.compile(
@@ -79,17 +79,4 @@ def _normal(text: str) -> str:
     return " ".join(text.lower().rstrip(" .").split())
 
 
-def score_choice(prompt: Prompt, text: str) -> Score:
-    """`choice`: 1 if a response names the right option, else 0; see `oxrl_graders.choices`.
-
-    Args:
-        prompt: whose `answer` is a letter or a word.
-        text: the response.
-
-    Returns:
-        As of `choice_reward`.
-    """
-    return choice_reward(text, prompt.answer)
-
-
-CHOICE = BuiltIn(score_choice)
+CHOICE = BuiltIn(choice_reward)

@@ -18,7 +18,7 @@ JUDGES = ("math", "exact", "choice", "ifeval", "toolcall")
 THINK_ANSWER = r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*"
 
 
-def format_reward(response: str, *, pattern: str = THINK_ANSWER) -> Score:
+def format_reward(response: str, _answer: object = None, *, pattern: str = THINK_ANSWER) -> Score:
     """Score 1 if a whole response matches a regular expression, else 0.
 
     Args:
@@ -54,7 +54,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
 
 
-def repetition_reward(response: str, *, words: int = 3, worst: float = -1.0) -> Score:
+def repetition_reward(
+    response: str, _answer: object = None, *, words: int = 3, worst: float = -1.0
+) -> Score:
     """Punish a response for runs of words that it repeats.
 
     value = worst * (1 - different runs of `words` words / all runs)
@@ -115,40 +117,6 @@ def cosine_length_value(
     return long + (short - long) * (1 + math.cos(math.pi * share)) / 2
 
 
-def score_format(_prompt: Prompt, text: str, *, pattern: str = THINK_ANSWER) -> Score:
-    """`format`: 1 if the whole response matches a pattern, else 0; see `format_reward`.
-
-    Args:
-        text: the response.
-        pattern: a regular expression whose `.` matches line ends too; by default `<think>` and
-            `<answer>`.
-
-    Returns:
-        As of `format_reward`.
-
-    Raises:
-        ValueError: the pattern is no regular expression.
-    """
-    return format_reward(text, pattern=pattern)
-
-
-def score_repetition(_prompt: Prompt, text: str, *, words: int = 3, worst: float = -1.0) -> Score:
-    """`repetition`: a penalty for runs of words that return; see `repetition_reward`.
-
-    Args:
-        text: the response.
-        words: length of a run, at least 1.
-        worst: of a text that is one run again and again, at most 0.
-
-    Returns:
-        A value from `worst` to 0.
-
-    Raises:
-        ValueError: `words` or `worst` is out of its range.
-    """
-    return repetition_reward(text, words=words, worst=worst)
-
-
 def score_cosine(
     prompt: Prompt,
     completions: Completions,
@@ -176,10 +144,11 @@ def score_cosine(
     Raises:
         ValueError: `max_tokens` is below 1.
     """
-    right_by = find_builtin(judge).score
+    row = find_builtin(judge)
+    assert row is not None
     scores: GroupScores = []
     for completion in completions:
-        judged = cast(Score, right_by(prompt, completion.text))
+        judged = cast(Score, row.score(completion.text, prompt.answer))
         if judged.value is not None:
             right = judged.value > 0.5
             value = cosine_length_value(completion.sampled, right, max_tokens=max_tokens, **values)
@@ -188,9 +157,9 @@ def score_cosine(
     return scores
 
 
-FORMAT = BuiltIn(score_format, checks={"pattern": compiled})
+FORMAT = BuiltIn(format_reward, checks={"pattern": compiled})
 REPETITION = BuiltIn(
-    score_repetition,
+    repetition_reward,
     checks={
         "words": lambda count: repetition_reward("", words=count),
         "worst": lambda value: repetition_reward("", worst=value),
@@ -198,7 +167,7 @@ REPETITION = BuiltIn(
 )
 COSINE = BuiltIn(
     score_cosine,
-    of_groups=True,
+    takes="group",
     passes_on=cosine_length_value,
     checks={
         "judge": lambda name: known(name, JUDGES),

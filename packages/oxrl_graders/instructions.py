@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Named, Prompt, Score
+from oxrl.types import Named, Score
 from oxrl_graders.languages import KNOWN, is_language
 
 Check = Callable[..., bool]
@@ -500,18 +500,4 @@ def _wanted(answer: object) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def score_ifeval(prompt: Prompt, text: str, *, share: bool = False) -> Score:
-    """`ifeval`: whether checkable instructions are followed; see `oxrl_graders.instructions`.
-
-    Args:
-        prompt: whose `answer` names them, as `oxrl prepare ifeval` writes it.
-        text: the response.
-        share: the share of those that are followed, instead of all or nothing.
-
-    Returns:
-        As of `instructions_reward`.
-    """
-    return instructions_reward(text, prompt.answer, share=share)
-
-
-IFEVAL = BuiltIn(score_ifeval)
+IFEVAL = BuiltIn(instructions_reward)

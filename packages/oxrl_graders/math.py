@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Prompt, Score
+from oxrl.types import Score
 from oxrl_graders.forms import same_form
 from oxrl_graders.quantities import (
     TEXT_COMMAND,
@@ -354,18 +354,4 @@ def _holds_words(text: str) -> bool:
     return bool(_PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))))
 
 
-def score_math(prompt: Prompt, text: str) -> Score:
-    """`math`: 1 if the final answer is the ground truth as mathematics, else 0; see
-    `oxrl_graders.math`.
-
-    Args:
-        prompt: whose `answer` is a number or a text.
-        text: the response.
-
-    Returns:
-        As of `math_reward`.
-    """
-    return math_reward(text, prompt.answer)
-
-
-MATH = BuiltIn(score_math)
+MATH = BuiltIn(math_reward)

@@ -36,4 +36,4 @@ def reasoning_gym_reward(prompt: Prompt, completion: str) -> float:
     return float(score_answer(answer=answer, entry=entry))
 
 
-REASONING_GYM = BuiltIn(reasoning_gym_reward)
+REASONING_GYM = BuiltIn(reasoning_gym_reward, takes="prompt")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Named, Prompt, Score
+from oxrl.types import Named, Score
 
 Call = tuple[str, Any]
 _TAGGED = re.compile(r"<(tool_call|functioncall|function_call)>(.*?)(?:</\1>|$)", re.DOTALL)
@@ -122,17 +122,4 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-def score_tool_call(prompt: Prompt, text: str) -> Score:
-    """`toolcall`: 1 if a response calls the right tools, else 0; see `oxrl_graders.tool_calls`.
-
-    Args:
-        prompt: whose `answer` holds the right calls.
-        text: the response.
-
-    Returns:
-        As of `tool_call_reward`.
-    """
-    return tool_call_reward(text, prompt.answer)
-
-
-TOOL_CALL = BuiltIn(score_tool_call)
+TOOL_CALL = BuiltIn(tool_call_reward)

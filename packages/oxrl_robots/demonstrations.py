@@ -17,12 +17,12 @@ from oxrl.data.contexts import system_part
 from oxrl.data.demonstrations import chunk_at, padded_in
 from oxrl.data.fast import SCALE, FastCode, fit
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Rows
+from oxrl.environments import Message, Step
 from oxrl.environments.find import find_environment
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 from oxrl.types import Prompt
 from oxrl.usercode.environment_answers import as_messages, as_step
-from oxrl.usercode.environments import Message, Step
 from oxrl_datasets.generated import Files
 from oxrl_robots.lerobot import statistics
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oxrl.data.rows import Json, JsonObject
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import seed_of, shown_with
 from oxrl.types import Names, Prompt
-from oxrl.usercode.environments import Message, Step
 from oxrl_datasets.visual import COLORS
 
 SIDE = 5  # tiles

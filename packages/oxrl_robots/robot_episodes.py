@@ -12,8 +12,8 @@ from oxrl.data.demonstrations import chunk_at, padded_in
 from oxrl.data.fast import SCALE
 from oxrl.data.messages import text_of
 from oxrl.data.rows import Json, JsonObject, Rows
+from oxrl.environments import Message
 from oxrl.errors import DataError
-from oxrl.usercode.environments import Message
 from oxrl_robots.demonstrations import Demonstration, Made, pieces_of, succeeded
 from oxrl_robots.lerobot import Frame, RobotEpisode, read_episodes, statistics
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from oxrl.data.rows import Fields, Json, JsonObject
+from oxrl.environments import Message, Step
 from oxrl.environments.adapting import need, seed_of, shown_with
 from oxrl.types import Prompt
-from oxrl.usercode.environments import Message, Step
-from oxrl.usercode.user_code import run_module, split_place
+from oxrl.usercode.user_code import load_function
 from oxrl_envs.gymnasium_adapter import action_names, make
 
 # How MuJoCo renders without a display, where nothing else is asked for.
@@ -83,7 +83,7 @@ class SimulatorEnvironment:
             )
         self._outcome_at = outcome_at
         self._blind = blind
-        self._expert = _expert(expert) if expert else None
+        self._expert = load_function(expert, "environment") if expert else None
         self._frame: Json = None
         space = self._made.action_space
         kind = type(space).__name__
@@ -224,11 +224,6 @@ class SimulatorEnvironment:
             return reward >= self._outcome_at
         said = info.get("is_success", info.get("success"))
         return None if said is None else bool(said)
-
-
-def _expert(name: str) -> Callable[[Made], Json]:
-    path, function = split_place(name, "path.py:function", ())
-    return getattr(run_module(path, "environment"), function)
 
 
 def _names(made: Made) -> list[str]:

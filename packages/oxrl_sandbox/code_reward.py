@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from oxrl.errors import RewardDefinitionError, did_you_mean
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Objects, Prompt, Score
+from oxrl.types import Objects, Score
 from oxrl_sandbox.client import LEVELS, Level, Sandbox
 from oxrl_sandbox.findings import Finding, Job, Json, SandboxError
 from oxrl_sandbox.inside.confine import WAIT_S, Limits
@@ -314,8 +314,8 @@ def _sandbox(level: Level, limits: Limits, url: str) -> Sandbox | RemoteSandbox:
 
 
 def score_code(
-    prompt: Prompt,
-    text: str,
+    response: str,
+    answer: object,
     *,
     partial: bool = False,
     total_s: float = TOTAL_S,
@@ -324,15 +324,21 @@ def score_code(
     """`code`: whether the program in a response passes its tests; see `oxrl_sandbox.code_reward`.
 
     Args:
-        prompt: whose `answer` holds the tests.
-        text: the response.
+        response: the text that the model wrote.
+        answer: the tests; see the top of this file.
         partial, total_s: as of `judged`.
         of_sandbox: as of `sandbox_of`; a level must be named.
 
     Returns:
         As of `code_reward`.
     """
-    return judged(sandbox_of(**of_sandbox), text, prompt.answer, partial=partial, total_s=total_s)
+    return judged(sandbox_of(**of_sandbox), response, answer, partial=partial, total_s=total_s)
 
 
-CODE = BuiltIn(score_code, passes_on=sandbox_of, require=require_sandbox, wait_s=WAIT_S)
+CODE = BuiltIn(
+    score_code,
+    passes_on=sandbox_of,
+    require=require_sandbox,
+    wait_s=WAIT_S,
+    keeps_time=True,
+)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from oxrl.environments import ToolUnavailable
 from oxrl.environments.typed_tool import ToolFailure
 from oxrl.errors import did_you_mean
-from oxrl.usercode.environments import ToolUnavailable
 from oxrl_sandbox.client import LEVELS, Sandbox
 from oxrl_sandbox.findings import Job, SandboxError
 from oxrl_sandbox.inside.confine import Limits

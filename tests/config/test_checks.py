@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from oxrl.config import Config, load_config
 from oxrl.config.checks import OF_EVERY_RUN, OF_PLAIN_RUNS, by_recipe, is_plain
 from oxrl.errors import ConfigError
 from oxrl.tables.policy import ROWS
+from oxrl.tables.user_code import REWARD
+from oxrl.usercode.locate import names_of
 
 LOOSE = "rollout.force_strict_on_policy=false"
 
@@ -394,3 +397,65 @@ def test_a_plain_run_misses_no_check(rollout: dict[str, Any]) -> None:
             usual = [*OF_EVERY_RUN, *OF_PLAIN_RUNS]
             assert found == [problem for check in usual for problem in check(cfg)]
     assert {"sgrpo", "grpo", "dr_grpo", "rloo"} <= {*plain}
+
+
+@pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
+def test_every_row_of_the_table_loads_with_its_own_defaults(
+    write: Callable[..., Path], algorithm: str
+) -> None:
+    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=96"])
+    assert cfg.train.row == ROWS[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if row.unsupported])
+def test_a_row_that_no_recipe_can_run_is_refused_with_what_is_missing(
+    write: Callable[..., Path], algorithm: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{algorithm} needs .* not part of a recipe yet"):
+        load_config(write(train={"alg_name": algorithm}), ["run.steps=96"])
+
+
+def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> None:
+    Path("reward.py").write_text("def score(prompt, completion):\n    return 1.0\n")
+    assert load_config(write(), ["reward.name=reward.py:score"]).reward.name == "reward.py:score"
+    with pytest.raises(ConfigError, match="defines no 'scores'; did you mean 'score'"):
+        load_config(write(), ["reward.name=reward.py:scores"])
+    Path("reward.py").write_text("def score(prompt, completion)\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"reward.py:1 is not Python"):
+        load_config(write(), ["reward.name=reward.py:score"])
+    Path("reward.py").write_text("from somewhere import *\n")
+    assert load_config(write(), ["reward.name=reward.py:score"]).reward.name == "reward.py:score"
+
+
+@pytest.mark.parametrize("name", names_of(REWARD))
+def test_every_built_in_reward_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
+    needed = {"judge": ["reward.options={url: 'http://localhost:8000/v1', model: m}"]}
+    overrides = [f"reward.name={name}", *needed.get(name, [])]
+    assert load_config(write(), overrides).reward.name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "bert"}, "both directions"),
+        ({"model_type": "llama4_text"}, "no backbone"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, None),
+        ({"model_type": "paligemma", "vision_config": {}}, "vision encoder"),
+        ({"model_type": "qwen2_audio", "audio_config": {}}, "audio encoder"),
+        ({"model_type": "gemma3", "vision_config": {}}, None),
+        ({"model_type": "bert", "is_decoder": True}, None),
+        ({"model_type": "mamba"}, None),
+        ({"model_type": ["t5"]}, None),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused_with_the_reason(
+    write: Callable[..., Path], tmp_path: Path, values: dict[str, Any], words: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    override = f"model.name={tmp_path}"
+    if words is None:
+        assert load_config(write(), [override]).model.name == str(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=rf"(?s)model\.name.*{words}"):
+        load_config(write(), [override])

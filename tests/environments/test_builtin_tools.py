@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oxrl.environments.builtin_tools import find_tool
+from oxrl.environments.find_tool import find_tool
 from oxrl.environments.pool import EnvironmentPool
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import ToolFailure, as_tool

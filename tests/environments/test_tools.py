@@ -10,8 +10,8 @@ import pytest
 
 from oxrl.data.tool_calls import BrokenCall, ToolCall, find_calls
 from oxrl.environments import tool
-from oxrl.environments.builtin_tools import find_tool
 from oxrl.environments.find import find_environment
+from oxrl.environments.find_tool import find_tool
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt

@@ -35,11 +35,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
         yield judge
 
 
-def pool(server: JudgeServer, record: Path | None = None, **options: Any) -> JudgePool:
+def pool(server: JudgeServer, directory: Path | None = None, **options: Any) -> JudgePool:
     timeout_s = options.pop("timeout_s", 20.0)
-    requests = options.pop("requests", 4)
+    workers = options.pop("workers", 4)
     asked = {"url": server.url, "model": "m", **options}
-    return JudgePool(asked, requests=requests, timeout_s=timeout_s, record=record)
+    return JudgePool(asked, workers=workers, timeout_s=timeout_s, directory=directory)
 
 
 def scores(judge: JudgePool, *texts: str, prompt: Prompt = PROMPT) -> list[Score]:
@@ -209,7 +209,7 @@ def test_of_two_failures_the_first_is_told(server: JudgeServer) -> None:
     """Asked in both orders: first something that is no verdict, then nothing at all."""
     answers = iter([said("no idea"), refused(401, "who are you?")])
     server.answer = lambda request: next(answers)
-    (score,) = scores(pool(server, compare="answer", requests=1), "123")
+    (score,) = scores(pool(server, compare="answer", workers=1), "123")
     assert score.status == "invalid" and "no idea" in score.reason
 
 
@@ -218,7 +218,7 @@ def test_a_server_without_schemas_is_asked_without_from_then_on(server: JudgeSer
         return refused(400) if "response_format" in request else said(verdict(request))
 
     server.answer = answer
-    judge = pool(server, requests=1)
+    judge = pool(server, workers=1)
     assert [score.status for score in scores(judge, "1", "12", "123")] == ["ok"] * 3
     assert ["response_format" in request for request in server.requests] == [True, *[False] * 3]
 
@@ -304,7 +304,7 @@ def test_tokens_that_nobody_can_have_counted_are_none(server: JudgeServer) -> No
 
 def test_no_more_requests_at_once_than_asked_for(server: JudgeServer) -> None:
     server.delay_s = 0.02
-    found = scores(pool(server, requests=3), *map(str, range(12)))
+    found = scores(pool(server, workers=3), *map(str, range(12)))
     assert [score.status for score in found] == ["ok"] * 12
     assert server.most_at_once == 3
 
@@ -313,43 +313,43 @@ def test_a_verdict_is_on_disk_before_it_is_used_and_never_asked_for_again(
     server: JudgeServer, tmp_path: Path
 ) -> None:
     record = tmp_path / "judgements.jsonl"
-    first = scores(pool(server, record), "1", "12", "1")
+    first = scores(pool(server, tmp_path), "1", "12", "1")
     assert len(server.requests) == 2  # the same question twice is one
     assert len(record.read_bytes().splitlines()) == 2
     with record.open("ab") as file:
         file.write(b'{"key": "cut of')  # a crash
-    again = pool(server, record)
+    again = pool(server, tmp_path)
     assert scores(again, "1", "12", "1") == first
     assert len(server.requests) == 2
     assert again.counters()["system/judge/recorded"] == 3.0
     assert scores(again, "123")[0].status == "ok"
     assert len(record.read_bytes().splitlines()) == 3
-    other = pool(server, record, rubric="Is it short?")
+    other = pool(server, tmp_path, rubric="Is it short?")
     assert len(scores(other, "1")) == 1 and len(server.requests) == 4  # another question
 
 
 def test_failures_are_not_recorded(server: JudgeServer, tmp_path: Path) -> None:
     server.answer = lambda request: refused(500)
-    scores(pool(server, tmp_path / "j.jsonl", retries=0), "1")
-    assert not (tmp_path / "j.jsonl").exists()
+    scores(pool(server, tmp_path, retries=0), "1")
+    assert not (tmp_path / "judgements.jsonl").exists()
 
 
 def test_a_damaged_record_is_named(server: JudgeServer, tmp_path: Path) -> None:
-    record = tmp_path / "j.jsonl"
+    record = tmp_path / "judgements.jsonl"
     record.write_text('{"key": "k", "wrong": 1}\n')
     with pytest.raises(RunDirectoryError, match="not a judgement"):
-        scores(pool(server, record), "1")
+        scores(pool(server, tmp_path), "1")
     record.unlink()
     record.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunDirectoryError, match="symbolic link"):
-        scores(pool(server, record), "1")
+        scores(pool(server, tmp_path), "1")
 
 
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    judge = pool(server, tmp_path / "j.jsonl", key_env="JUDGE_KEY")
+    judge = pool(server, tmp_path, key_env="JUDGE_KEY")
     with pytest.raises(RewardDefinitionError, match="JUDGE_KEY is not set"):
         judge.start()
     monkeypatch.setenv("JUDGE_KEY", "sk-secret-1")
@@ -359,7 +359,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     assert "wrong key ***" in score.reason and "sk-secret" not in score.reason
     server.answer = lambda request: said(verdict(request))
     scores(judge, "1")
-    assert "sk-secret" not in (tmp_path / "j.jsonl").read_text()
+    assert "sk-secret" not in (tmp_path / "judgements.jsonl").read_text()
 
 
 def test_a_redirect_is_not_followed_with_the_key(server: JudgeServer) -> None:
@@ -386,7 +386,7 @@ def test_waiting_ends_with_a_signal_or_the_deadline(server: JudgeServer) -> None
 def test_what_was_asked_is_counted(server: JudgeServer) -> None:
     answers = iter([refused(500)])
     server.answer = lambda request: next(answers, said(verdict(request)))
-    judge = pool(server, requests=1)
+    judge = pool(server, workers=1)
     scores(judge, "1", "2", "1")
     counted = {
         "questions": 3.0,

@@ -63,16 +63,15 @@ def test_vllm_takes_the_schema_and_is_asked_for_no_recorded_verdict_again(
     url: str, tmp_path: Path
 ) -> None:
     options = {"url": url, "model": "tiny", "max_tokens": 600}
-    record = tmp_path / "judgements.jsonl"
-    judge = JudgePool(options, timeout_s=200.0, record=record)
+    judge = JudgePool(options, timeout_s=200.0, directory=tmp_path)
     (first,) = judge.score([(PROMPT, MEMBERS)])
     # Random weights may go on with white space, which the schema allows, up to max_tokens.
     assert {score.status for score in first} <= {"ok", "invalid"}, first
     assert judge._judge._endpoint is not None and judge._judge._endpoint.constrains
-    assert len(record.read_bytes().splitlines()) == 2
+    assert len((tmp_path / "judgements.jsonl").read_bytes().splitlines()) == 2
     counted = judge.counters()
     assert counted["system/judge/prompt_tokens"] > 0 < counted["system/judge/completion_tokens"]
-    again = JudgePool(options | {"url": "http://127.0.0.1:9/v1"}, record=record)
+    again = JudgePool(options | {"url": "http://127.0.0.1:9/v1"}, directory=tmp_path)
     assert again.score([(PROMPT, MEMBERS)])[0] == first
     assert again.counters()["system/judge/requests"] == 0
 

@@ -374,7 +374,7 @@ def test_a_reward_model_with_an_adapter_scores_as_merged(
         Completion(segments=(segment,), text=text, finish_reason="stop") for text in ("17", "abc")
     ]
     adapted, merged = (
-        [score.value for score in scorer(folder)(prompt, answers)]
+        [score.value for score in scorer(folder, {})(prompt, answers)]
         for folder in (newest(cfg), tmp_path / "merged")
     )
     assert adapted == pytest.approx(merged, abs=1e-5)

@@ -20,8 +20,7 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader
 from oxrl.types import Completion, Request, TokenBatch
-from oxrl.usercode.environment_answers import as_messages
-from oxrl.usercode.observed import image_content
+from oxrl.usercode.environment_answers import as_messages, image_content
 
 # Frame k of an episode is a picture of its own: one of a fixed size for all, or growing ones.
 SHOWS = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from oxrl.assembly import reward_pools
 from oxrl.rewards.own_function import OwnFunctionPool
@@ -30,9 +31,7 @@ class PoolHere(OwnFunctionPool):
     inline = False
 
 
-def pool_of(
-    name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
-) -> SinglePool:
+def pool_of(name: str, *, options: Objects | None, field: str, **further: Any) -> SinglePool:
     """In the place of `reward_pool`: the same for every reward that is not HARMLESS."""
     file = Path(name.rpartition(":")[0])
     if file.is_file() and file.read_text() in HARMLESS:
@@ -41,7 +40,7 @@ def pool_of(
             return PoolHere(name, options, field)
         finally:
             sys.path[:] = paths
-    return reward_pool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    return reward_pool(name, options=options, field=field, **further)
 
 
 reward_pools.reward_pool = pool_of

@@ -44,7 +44,9 @@ def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
 
 def _check_times(asked: AskedReward) -> Problems:
     """A program's own limit ends it before its worker is killed: the first is a score."""
-    wait_s = find_builtin(CODE).wait_s
+    row = find_builtin(CODE)
+    assert row is not None
+    wait_s = row.wait_s
     needed = float(str(asked.options["program_s"])) + wait_s + 1.0
     if asked.timeout_s < needed:
         yield Problem(

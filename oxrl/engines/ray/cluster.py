@@ -32,7 +32,7 @@ from oxrl.engines.ray.head import (
 from oxrl.engines.train import Bucket, Buckets
 from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
 from oxrl.tables.watch import Deadline
-from oxrl.usercode.parent import leave_with_parent
+from oxrl.usercode.keeper import leave_with_parent
 
 if TYPE_CHECKING:
     import numpy

@@ -18,8 +18,8 @@ from oxrl.errors import (
     MissingExtraError,
     WeightSyncError,
 )
+from oxrl.usercode.given import unpacked
 from oxrl.usercode.messages import Json, Replies
-from oxrl.usercode.packing import unpacked
 from oxrl.usercode.user_code import raised_as
 
 # What arrives as it was raised; anything else is an error of the engine.

@@ -22,10 +22,9 @@ from oxrl.engines.train import Buckets
 from oxrl.errors import EngineError, LostActorError, Stopped
 from oxrl.runs.waiting import Patience
 from oxrl.tables.watch import Deadline
-from oxrl.usercode.channel import LostWorker, SuspectWorker
+from oxrl.usercode.given import packed
 from oxrl.usercode.messages import completion_of
-from oxrl.usercode.packing import packed
-from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
+from oxrl.usercode.worker import LAST_WORDS_S, LostWorker, Printed, SuspectWorker, Worker
 
 MODULE = "oxrl.engines.sample.host"
 # Of one answer, in bytes: all that was sampled since the last one.

@@ -1,4 +1,7 @@
-"""The reward `judge`: scores of a group from what a judge says of its members."""
+"""The reward `judge`: scores of a group from what a judge says of its members.
+
+In a run its own pool asks, and keeps what was said.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from oxrl.errors import RewardDefinitionError
+from oxrl.rewards.builtin import BuiltIn
 from oxrl.runs.waiting import Patience
-from oxrl.types import Group, Metrics, Named, Prompt, Score, Scores
+from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores
 from oxrl.usercode.user_code import MOST_REASON, capped
+from oxrl_graders.formats import compiled, cosine_length_value
 from oxrl_graders.judge.asking import Judge, Messages, Outcome
 from oxrl_graders.judge.endpoint import JudgeError
-from oxrl_graders.judge.options import JudgeOptions
+from oxrl_graders.judge.options import JudgeOptions, refuse_secrets
 from oxrl_graders.judge.questions import pairs_of_group, question, verdict_of
-from oxrl_graders.judge.record import Judgements
+from oxrl_graders.judge.record import FILE, Judgements
 
 NAME = "judge"
 
@@ -54,10 +60,10 @@ class JudgePool:
 
     Args:
         options: fields of `JudgeOptions`.
-        requests: at most so many at a time.
+        workers: at most so many questions at a time.
         timeout_s: seconds for each verdict, with every attempt.
-        record: file that verdicts are kept in; None: nowhere.
         field: of the config, where the reward stands, for messages.
+        directory: that verdicts are kept in, `judgements.jsonl`; None: nowhere.
 
     Raises:
         RewardDefinitionError: an option that cannot work.
@@ -67,10 +73,10 @@ class JudgePool:
         self,
         options: Named,
         *,
-        requests: int = 8,
+        workers: int = 8,
         timeout_s: float = 60.0,
-        record: Path | None = None,
         field: str = "reward",
+        directory: Path | None = None,
     ) -> None:
         self.name = NAME
         self.field = field
@@ -78,9 +84,8 @@ class JudgePool:
             self._options = JudgeOptions(**options)
         except (TypeError, ValueError) as error:
             raise RewardDefinitionError(f"{field}.options: {NAME}: {error}") from None
-        self._judge = Judge(
-            self._options, Judgements(record), requests=requests, timeout_s=timeout_s
-        )
+        record = Judgements(None if directory is None else directory / FILE)
+        self._judge = Judge(self._options, record, requests=workers, timeout_s=timeout_s)
         self._timeout_s = timeout_s
 
     @property
@@ -231,3 +236,36 @@ def _score(verdicts: Sequence[_Verdict], prompt: Prompt, place: int) -> Score:
     reason = capped("; ".join(filter(None, (v.reason for v in verdicts))), MOST_REASON)
     value = statistics.fmean(verdict.worth for verdict in verdicts)
     return Score(value=value, parts={"verdict": given}, reason=reason)
+
+
+def score_judge(prompt: Prompt, completions: Completions, **options: Any) -> GroupScores:
+    """`judge`: see `oxrl_graders.judge`.
+
+    Args:
+        prompt: what was asked.
+        completions: the group, which a judge may be asked to compare.
+        options: fields of `JudgeOptions`.
+
+    Returns:
+        One score for each completion, in order.
+
+    Raises:
+        RewardDefinitionError: an option that cannot work.
+    """
+    return JudgePool(options).score([(prompt, completions)])[0]
+
+
+JUDGE = BuiltIn(
+    score_judge,
+    takes="group",
+    # It costs money or time elsewhere.
+    tried=False,
+    passes_on=JudgeOptions,
+    refuse=refuse_secrets,
+    checks={
+        "pattern": compiled,
+        "max_tokens": lambda count: cosine_length_value(0, True, max_tokens=count),
+    },
+    together=JudgeOptions,
+    pool=JudgePool,
+)

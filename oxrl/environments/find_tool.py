@@ -1,4 +1,4 @@
-"""Tools by name: built-in ones with options of their own, and functions in a file.
+"""Tools by name: those of packages, with options of their own, and functions in a file.
 
 options:
   tools:
@@ -10,21 +10,22 @@ options:
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Protocol, cast, runtime_checkable
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 from oxrl.errors import did_you_mean
+from oxrl.tables.user_code import TOOL
 from oxrl.types import Named
-from oxrl.usercode.user_code import run_module, split_place
+from oxrl.usercode.locate import place_of
+from oxrl.usercode.user_code import run_module
 
 # A name, or `name` with options.
 ToolSpec = str | Mapping[str, Any]
 
 
-class BuiltinTool(Protocol):
+class NamedTool(Protocol):
     """A tool that needs more than a call.
 
     function: what the policy calls.
@@ -55,17 +56,6 @@ class ClosingTool(Protocol):
         ...
 
 
-# name -> (module, class), imported where it is asked for.
-BUILTIN_TOOLS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "calculator": ("oxrl_envs.calculator", "Calculator"),
-        "python": ("oxrl_sandbox.python_tool", "PythonTool"),
-        "search": ("oxrl_envs.search_tool", "SearchTool"),
-    }
-)
-FORMS = f"{', '.join(BUILTIN_TOOLS)} or path.py:function"
-
-
 class FunctionTool:
     """A function of a user's, which needs nothing but a call.
 
@@ -80,7 +70,7 @@ class FunctionTool:
         """Nothing to make sure of."""
 
 
-def find_tool(spec: ToolSpec) -> BuiltinTool:
+def find_tool(spec: ToolSpec) -> NamedTool:
     """A tool by its name and options.
 
     Args:
@@ -96,27 +86,27 @@ def find_tool(spec: ToolSpec) -> BuiltinTool:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"a tool is a name, or {{name: NAME, OPTION: VALUE}}, not {spec!r}")
-    if name in BUILTIN_TOOLS:
-        return _builtin(name, options)
     try:
-        path, found = split_place(name, FORMS, BUILTIN_TOOLS)
+        place = place_of(TOOL, name)
     except ValueError as error:
         raise ValueError(f"the tool {name!r}: {error}") from error
+    if place.module:
+        made = getattr(import_module(place.module), place.name)
+        return _with_options(name, made, options)
     if options:
         raise ValueError(f"the tool {name!r} is a function, which takes no {', '.join(options)}")
-    function = getattr(run_module(path, "tool"), found)
+    assert place.file is not None
+    function = getattr(run_module(place.file, TOOL.noun), place.name)
     if not callable(function):
         raise ValueError(f"the tool {name!r} is no function, but {type(function).__name__}")
     return FunctionTool(function)
 
 
-def _builtin(name: str, options: Named) -> BuiltinTool:
-    module_name, class_name = BUILTIN_TOOLS[name]
-    made = getattr(importlib.import_module(module_name), class_name)
+def _with_options(name: str, made: Callable[..., NamedTool], options: Named) -> NamedTool:
     known = inspect.signature(made).parameters
     for option in options:
         if option not in known:
             takes = ", ".join(known) or "no option"
             hint = did_you_mean(option, known)
             raise ValueError(f"the tool {name} takes {takes}, not {option!r}{hint}")
-    return cast(BuiltinTool, made(**options))
+    return made(**options)
