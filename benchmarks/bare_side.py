@@ -15,7 +15,7 @@ from torch import Tensor
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import micro_batches
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.functional.clipped_losses import ppo_clip
+from oxrl.functional.gates import ppo_clip
 from oxrl.models.load import load_policy
 from oxrl.types import Output, PolicyBatch, TokenBatch
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from oxrl.data.token_rows import to_token_batch
+from oxrl.data.batching import to_token_batch
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.modelfiles.builtin import builtin_tokenizer
-from oxrl.models.flops import FORWARD_AND_BACKWARD, ModelWork
+from oxrl.recipes.compute_accounting import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.runs.clock import machine_speed
 from oxrl.types import Output, Prompt, Request, Sampling, TokenBatch
 

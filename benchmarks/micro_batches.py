@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from oxrl.data.token_rows import pad_rows, to_token_batch
+from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions

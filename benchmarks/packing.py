@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
+from oxrl.types import Example
 
 MODEL = "builtin:tiny"
 # Tokens of a packed row and of a small micro-batch; the largest micro-batch holds everything.

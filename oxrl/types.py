@@ -90,15 +90,20 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     plain: bool = False
 
-    @property
-    def question(self) -> Any:
-        """The content of the last message: a text, or parts of text and images."""
-        return self.messages[-1]["content"] if self.messages else ""
 
-    @property
-    def shown(self) -> dict[str, Any]:
-        """The fields about images in a record of the prompt; empty where there are no images."""
-        return {"images": list(self.images)} if self.images else {}
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One conversation; `trained[t]` says that the assistant wrote `token_ids[t]`, a target.
+
+    "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token
+    that stops it. `images` names those in it, in their order. `clipped`: see `ActionHead.clipped`.
+    """
+
+    uid: str
+    token_ids: TokenIds
+    trained: tuple[bool, ...]
+    images: Names = ()
+    clipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,10 +375,6 @@ class TokenBatch(RowBatch):
     def inputs(self) -> TokenBatch:
         """Itself, so that a bare TokenBatch satisfies TrainBatch."""
         return self
-
-    def lengths(self) -> list[int]:
-        """Real tokens per row."""
-        return self.attention_mask.sum(1).tolist()
 
     def said_by(self, forward: Forward, want: Want) -> Output:
         """Return a model's output for these rows. Episodes of several rows have it put together."""

@@ -67,11 +67,7 @@ FOLDERS = (
 )
 READS_CONFIG = ("config", "assembly", "plan", "commands", "cli", "api")
 # How many imports still point up, from one folder to another. May only be lowered; the aim is none.
-UPWARD = {
-    ("data", "models"): 1,
-    ("modelfiles", "data"): 1,
-    ("modelfiles", "runs"): 1,
-}
+UPWARD: dict[tuple[str, str], int] = {}
 # Imported for a type alone: a condition is asked of the whole configuration, whose lines name it.
 OF_TYPES = {("oxrl.config.conditions", "oxrl.config.schema")}
 # Programs and their tests are run there, in processes of a sandbox.

@@ -8,11 +8,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.data.action_heads import read_head
+from oxrl.data.action_heads import FastHead, read_head
 from oxrl.data.actions import ActionHead, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.fast import FastCode, read_code
-from oxrl.data.fast_head import FastHead
 from oxrl.data.turns import TurnEncoder
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.dims import vocabulary_of

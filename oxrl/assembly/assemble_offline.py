@@ -124,7 +124,7 @@ def build_generated(assembly: Assembly, session: Session, engine: Trainer) -> Ca
     """
     # Given answers do without.
     from oxrl.assembly.reward_pools import build_rewards
-    from oxrl.data.prompts import AnsweredPrompts
+    from oxrl.data.conversations import AnsweredPrompts
     from oxrl.recipes.scored_answers import ScoredSampler, evaluate_generated, evaluation_seed
     from oxrl.rewards.pool_choice import REHEARSED, try_reward
 

@@ -32,10 +32,10 @@ from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
-from oxrl.modelfiles.vision import PROCESSOR, has_image_processor, vision_family
+from oxrl.modelfiles.folder import PROCESSOR, has_image_processor, vision_family
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel, fix_rotations
-from oxrl.models.vision_family import banned_tokens
+from oxrl.models.token_mask import banned_tokens
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
@@ -582,8 +582,10 @@ def load_rows(assembly: Assembly, path: str, *, held_out: bool) -> Dataset[Any]:
 
 def holds_singles(cfg: Config) -> bool:
     """Tell whether the rows of data.eval are single judged completions, not pairs."""
-    from oxrl.data.layouts import in_our_words  # where a recipe judges
-    from oxrl.data.rows import read_rows
+    from oxrl.data.rows import (
+        in_our_words,  # where a recipe judges
+        read_rows,
+    )
 
     first = next(read_rows(cfg.data.eval or ""), None)
     return first is not None and "chosen" not in in_our_words(first, cfg.data.columns).fields
@@ -610,11 +612,11 @@ def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None)
     Raises:
         SharingRefused: it may not; says why.
     """
-    from oxrl.models import shared_prefix  # where prompts are read once
+    from oxrl.models import shared_prefix, trials  # where prompts are read once
 
     if not attends_to_everything(model.config, longest):
         raise shared_prefix.SharingRefused(
             f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "
             "all tokens before; set it to false"
         )
-    trainer.checked(partial(shared_prefix.check_sharing, model))
+    trainer.checked(partial(trials.check_sharing, model))

@@ -11,8 +11,7 @@ from oxrl.config import Config
 from oxrl.data.image_files import ImageRules, described, local_path
 from oxrl.data.image_rows import references
 from oxrl.data.image_store import ImageStore
-from oxrl.data.layouts import in_our_words
-from oxrl.data.rows import read_rows
+from oxrl.data.rows import in_our_words, read_rows
 from oxrl.modelfiles.hub import locate
 from oxrl.models.image_features import ImageReader
 from oxrl.runs.files import make_folder, write_atomically

@@ -13,10 +13,10 @@ from oxrl.config.sections.train import is_own
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import template_file
-from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.modelfiles.folder import CHAT_TEMPLATES, hub_commit, hub_source, model_files
 from oxrl.modelfiles.folder import is_reward_model
 from oxrl.modelfiles.hub import identity, locate
-from oxrl.modelfiles.vision import vision_family
+from oxrl.modelfiles.folder import vision_family
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (

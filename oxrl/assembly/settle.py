@@ -26,8 +26,7 @@ from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import named_in_errors
 from oxrl.models.shared_prefix import SharingRefused
-from oxrl.models.sharing_trial import try_sharing
-from oxrl.models.trial_cache import remembered_trial
+from oxrl.models.trials import remembered_trial, try_sharing
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json
 from oxrl.runs.pins import Choice, note_choice, noted_choice

@@ -16,12 +16,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from oxrl.checkpoint.layout import TENSORS_OF_TORCH, WEIGHT, Entry, FileLayout, FileLayouts
 from oxrl.modelfiles.folder import VALUE_HEAD_FILE
-from oxrl.models.adapters import ADAPTER_FILE, file_name, has_adapter
+from oxrl.models.weights import ADAPTER_FILE, file_name, has_adapter
 from oxrl.models.four_bit import whole_type
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import NamedTensor
-from oxrl.models.weights import WeightType, stored_names
+from oxrl.models.weights import ADAPTER_FILE, WeightType, file_name, has_adapter, stored_names
 from oxrl.types import Tensors
 
 SINGLE = "model.safetensors"
@@ -33,7 +33,7 @@ MOST_BYTES = "50GB"
 
 def stored_types(model: Module) -> dict[str, WeightType]:
     """Shape and dtype of each parameter of a model as it is stored."""
-    return {name: WeightType(*whole_type(p)) for name, p in model.named_parameters()}
+    return {name: whole_type(p) for name, p in model.named_parameters()}
 
 
 def weight_files(model: Module, stored: Mapping[str, WeightType]) -> FileLayouts:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from oxrl.checkpoint.verify import latest_checkpoint
 from oxrl.errors import CheckpointError
-from oxrl.modelfiles.files import refuse_missing_folder
+from oxrl.modelfiles.folder import refuse_missing_folder
 from oxrl.runs.checkpoints import CHECKPOINTS, is_checkpoint, is_run, locked, named_run
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from packaging.requirements import Requirement
 
 from oxrl.entry_points import all_offers
-from oxrl.modelfiles.files import FLASH_INSTALL
+from oxrl.modelfiles.folder import FLASH_INSTALL
 
 REPAIR = "pip install -e . -c constraints.txt"
 

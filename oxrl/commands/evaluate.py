@@ -23,14 +23,14 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.rows import Record
-from oxrl.data.sample_record import sample_line
+from oxrl.data.samples import sample_line
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.hub import locate
-from oxrl.modelfiles.vision import has_image_processor, vision_family
+from oxrl.modelfiles.folder import has_image_processor, vision_family
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import (

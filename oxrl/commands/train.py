@@ -71,7 +71,7 @@ def check_models_on_hub(cfg: Config) -> None:
     """
     # Imported here: only names on the hub cost that.
     from oxrl.modelfiles.builtin import is_builtin
-    from oxrl.modelfiles.files import hub_source, refuse_missing_folder
+    from oxrl.modelfiles.folder import hub_source, refuse_missing_folder
     from oxrl.modelfiles.hub_status import check_on_hub
 
     if not is_builtin(cfg.model.name):

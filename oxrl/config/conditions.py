@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.modelfiles.builtin import is_builtin
-from oxrl.modelfiles.vision import model_config, vision_family
+from oxrl.modelfiles.folder import model_config, vision_family
 from oxrl.tables.cells import CELLS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from oxrl.data.token_rows import lay_out, pad_rows, to_inputs
 from oxrl.errors import InvariantError
-from oxrl.types import Completion, Images, RolloutBatch, Rollouts, Tensors
+from oxrl.types import (
+    Completion,
+    Example,
+    Images,
+    Rollout,
+    RolloutBatch,
+    Rollouts,
+    Segment,
+    Tensors,
+    TokenBatch,
+)
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
@@ -35,10 +45,8 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
     if all(len(parts) == 1 for parts in episodes):
         inputs = to_inputs(rows, pad_id, images)
     else:
-        # Turns that read other things than all before: rare, and nobody else pays for it.
-        from oxrl.data.episode_rows import lay_out_episodes
-
-        rows, inputs = lay_out_episodes(episodes, pad_id, images)
+        # Turns that read other things than all before.
+        rows, inputs = _lay_out_episodes(episodes, pad_id, images)
     ends = [how_it_ended(rollout.completion) for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
     scores = [math.nan if value is None else value for value in values]
@@ -60,6 +68,235 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
         valid=~rewards.isnan() & torch.tensor(ended),
         part_rewards=_part_rewards(rollouts),
         turns=None if turns is None else pad_rows(turns, -1, torch.int64),
+    )
+
+
+def lay_out(rollout: Rollout) -> list[Laid]:
+    """Lay a rollout out token by token, with its rewards in place.
+
+    A segment with a context of its own begins a row; a response has one, an episode may have more.
+    The outcome reward sits on the last policy token; a segment's own reward on that segment's last
+    policy token, or on the policy token before it when an environment produced the segment; the
+    reward of a step on the token where it ends. What segments and steps carry is part of the
+    outcome, and is not counted twice.
+
+    Args:
+        rollout: a prompt, what was sampled, and its score; where that has no value, its reward is
+            0.
+
+    Returns:
+        The rows, at least one.
+    """
+    segments = rollout.completion.segments
+    uid = rollout.prompt.uid
+    rows = [Laid(uid=uid, images=list(rollout.prompt.images))]
+    if not segments or segments[0].context is None:
+        rows[0].read(rollout.prompt.token_ids)
+    # Rewards of the row that was written last, and the place of its last sampled token.
+    last: tuple[list[float], int] | None = None
+    for index, segment in enumerate(segments):
+        if segment.context is not None:
+            if index:
+                rows.append(Laid(uid=uid))
+            rows[-1].images = []
+            rows[-1].read(segment.context)
+        row = rows[-1]
+        row.images += segment.images
+        if segment.origin == "environment":
+            row.read(segment.token_ids)
+        else:
+            row.write(segment)
+            if segment.token_ids:
+                last = (row.rewards, len(row.token_ids) - 1)
+        if last is not None:
+            rewards, at = last
+            rewards[at] += segment.reward or 0.0
+    if last is not None:
+        rewards, at = last
+        of_segments = sum(segment.reward or 0.0 for segment in segments)
+        of_steps = _add_steps(rows, rollout.score.token_rewards)
+        rewards[at] += (rollout.score.value or 0.0) - of_segments - of_steps
+    return rows
+
+
+def _add_steps(rows: Sequence[Laid], token_rewards: Mapping[int, float]) -> float:
+    """Put rewards on sampled tokens, by their place among those of all rows; their sum."""
+    if not token_rewards:
+        return 0.0
+    places = [(row.rewards, at) for row in rows for at, own in enumerate(row.trained) if own]
+    for place, reward in token_rewards.items():
+        rewards, at = places[place]
+        rewards[at] += reward
+    return sum(token_rewards.values())
+
+
+@dataclass
+class Laid:
+    """The tokens of one row, and what a batch holds of each of them.
+
+    uid, images: the row's own, and the names of the images that it shows, in their order.
+    """
+
+    uid: str = ""
+    images: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    trained: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    rewards: list[float] = field(default_factory=list[float])
+    turns: list[int] = field(default_factory=list[int])
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that the policy reads, and did not write: not trained, with version -1.
+
+        Args:
+            token_ids: in order, behind those that it has.
+        """
+        count = len(token_ids)
+        self.token_ids.extend(token_ids)
+        self.trained.extend([False] * count)
+        self.logprobs.extend([0.0] * count)
+        self.versions.extend([-1] * count)
+        self.rewards.extend([0.0] * count)
+        self.turns.extend([-1] * count)
+
+    def write(self, segment: Segment) -> None:
+        """Add tokens that the policy sampled: trained, with their log-probabilities and versions.
+
+        Args:
+            segment: of the policy; its reward is not added here.
+        """
+        count = len(segment.token_ids)
+        self.token_ids.extend(segment.token_ids)
+        self.trained.extend([True] * count)
+        self.logprobs.extend(segment.logprobs)
+        self.versions.extend(segment.versions)
+        self.rewards.extend([0.0] * count)
+        self.turns.extend([segment.turn] * count)
+
+    def extend(self, other: Laid, places: Sequence[int]) -> None:
+        """Add some tokens of another row, with all that is known of each; images stay where they
+        are.
+
+        Args:
+            other: the row, which is not changed.
+            places: of tokens in it, in the order in which they are added.
+        """
+        for name, values in vars(self).items():
+            if name not in ("uid", "images"):
+                source = getattr(other, name)
+                values.extend([source[at] for at in places])
+
+
+class _Line(NamedTuple):
+    """The line of one episode, and for each of its rows the column of every token."""
+
+    laid: Laid
+    columns: list[list[int]]
+
+
+def _line_of(rows: Sequence[Laid]) -> _Line:
+    """Keep what was sampled, one token before each turn, and the end of what came after all."""
+    line = _Line(Laid(), [])
+    for row in rows:
+        kept = [at for at in range(len(row.token_ids)) if _is_kept(row, at, row is rows[-1])]
+        columns = [-1] * len(row.token_ids)
+        for column, at in enumerate(kept, start=len(line.laid.token_ids)):
+            columns[at] = column if row.trained[at] else -1
+        line.columns.append(columns)
+        line.laid.extend(row, kept)
+    return line
+
+
+def _is_kept(row: Laid, at: int, last: bool) -> bool:
+    at_end = at + 1 == len(row.token_ids)
+    return row.trained[at] or (last if at_end else row.trained[at + 1])
+
+
+def _lay_out_episodes(
+    episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images
+) -> tuple[list[Laid], TokenBatch]:
+    """Lay episodes out as lines, with the inputs that hold their rows.
+
+    Args:
+        episodes: the rows of each, in order.
+        pad_id: the token that fills rows and lines on the right.
+        images: those that rows show; None: there are none.
+
+    Returns:
+        One line per episode, and `EpisodeInputs`.
+    """
+    from oxrl.data.episode_rows import EpisodeInputs  # most rollouts are one row each
+
+    lines = [_line_of(rows) for rows in episodes]
+    line_inputs = to_inputs([line.laid for line in lines], pad_id, None)
+    rows = [row for rows in episodes for row in rows]
+    counts = torch.tensor([len(rows) for rows in episodes])
+    columns = [found for line in lines for found in line.columns]
+    inputs = EpisodeInputs(
+        tokens=line_inputs.tokens,
+        attention_mask=line_inputs.attention_mask,
+        response_mask=line_inputs.response_mask,
+        rows=to_inputs(rows, pad_id, images),
+        episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
+        columns=pad_rows(columns, -1, torch.int64),
+    )
+    return [line.laid for line in lines], inputs
+
+
+def to_inputs(rows: Sequence[Example | Laid], pad_id: int, images: Images) -> TokenBatch:
+    """Lay rows out as a model reads them, with the images that they show.
+
+    Args:
+        rows: B rows.
+        pad_id: the token behind a shorter row.
+        images: attaches those that rows show; None: no row shows any.
+
+    Returns:
+        [B, T], on the CPU; T is the longest of the rows.
+    """
+    inputs = to_token_batch([row.token_ids for row in rows], [row.trained for row in rows], pad_id)
+    if images is None:
+        return inputs
+    return images.attach(inputs, [(row.uid, row.images) for row in rows])
+
+
+def pad_rows(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+    """Stack rows of uneven length, filled on the right.
+
+    Args:
+        rows: numbers, B rows of any length.
+        fill: what stands behind a shorter row.
+        dtype: of the result.
+
+    Returns:
+        [B, T], B = len(rows), T the longest of them and at least 1.
+    """
+    length = max([1, *map(len, rows)])
+    # One tensor of everything: one per row costs more than its numbers.
+    padded = [[*row, *[fill] * (length - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=dtype).view(len(rows), length)
+
+
+def to_token_batch(
+    rows: Sequence[Sequence[int]], trained: Sequence[Sequence[bool]], pad_id: int
+) -> TokenBatch:
+    """Lay token rows out as a batch, padded on the right.
+
+    Args:
+        rows: B rows of token ids.
+        trained: per row and token, whether it goes into `response_mask`.
+        pad_id: the token that fills rows on the right.
+
+    Returns:
+        [B, T], on the CPU; T is the longest of the rows.
+    """
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = pad_rows(rows, pad_id, torch.int64)
+    return TokenBatch(
+        tokens=tokens,
+        attention_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        response_mask=pad_rows(trained, 0, torch.bool),
     )
 
 

@@ -10,8 +10,8 @@ import jinja2
 
 from oxrl.data.messages import MessageList, MessageSequence, Tools, texts_of, with_texts
 from oxrl.data.template_trial import require_end
-from oxrl.data.templates import TEMPLATE_FILE, suggestion
 from oxrl.errors import DataError
+from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, suggestion
 from oxrl.types import Texts
 
 if TYPE_CHECKING:

@@ -6,15 +6,14 @@ same row; where it reads something else, they begin a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 from oxrl.data.messages import MessageList, MessageSequence, Tools, images_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.types import Names, TokenIds
-
-WINDOW = "window"
 
 
 class Exchange(NamedTuple):
@@ -27,15 +26,11 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """An episode so far; the last exchange has just been answered.
-
-    token_ids: all that was read and sampled in the present row.
-    """
+    """An episode so far; the last exchange has just been answered."""
 
     opening: MessageSequence
     tools: Tools
     exchanges: Sequence[Exchange]
-    token_ids: Sequence[int]
 
 
 class Reading(NamedTuple):
@@ -49,19 +44,9 @@ class Reading(NamedTuple):
     images: Names = ()
 
 
-class Contexts(Protocol):
-    """Decides what the next turn reads."""
-
-    def next(self, talk: Conversation) -> Reading | None:
-        """Return the tokens that the turn after the last exchange reads.
-
-        Returns:
-            None: the policy ended its turn with a token after which the template puts nothing.
-
-        Raises:
-            TemplateError: the template cannot write it.
-        """
-        ...
+# Decides what the turn after the last exchange reads. None: the policy ended its turn with a token
+# after which the template puts nothing. A template that cannot write it is a TemplateError.
+Contexts = Callable[[Conversation], Reading | None]
 
 
 def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts:
@@ -75,8 +60,8 @@ def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts
     """
     shown = shown_turns(context)
     if shown == 1:
-        return LastAnswer(encoder)
-    return Rendered(encoder, shown) if splits else Window(encoder, shown)
+        return partial(_last_answer, encoder)
+    return partial(_rendered if splits else _window, encoder, shown)
 
 
 def shown_turns(context: str) -> int | None:
@@ -110,70 +95,52 @@ def system_part(messages: MessageSequence) -> MessageList:
     return kept
 
 
-class LastAnswer:
+def _last_answer(encoder: TurnEncoder, talk: Conversation) -> Reading:
     """`last`: the system's messages, and what the environment said last.
 
-    Args:
-        encoder: of turns.
+    Every stop token will do, because the turn before is not read.
     """
-
-    def __init__(self, encoder: TurnEncoder) -> None:
-        self._encoder = encoder
-
-    def next(self, talk: Conversation) -> Reading | None:
-        """See Contexts; every stop token will do, because the turn before is not read."""
-        messages = [*system_part(talk.opening), *talk.exchanges[-1].answer]
-        token_ids = self._encoder.opening(messages, talk.tools)
-        return Reading(token_ids, new=True, images=images_of(messages))
+    messages = [*system_part(talk.opening), *talk.exchanges[-1].answer]
+    token_ids = encoder.opening(messages, talk.tools)
+    return Reading(token_ids, new=True, images=images_of(messages))
 
 
-class Window:
+def _window(encoder: TurnEncoder, shown: int | None, talk: Conversation) -> Reading | None:
     """`whole` and `window: k`: sampled tokens as they were sampled, answers encoded once.
 
     Args:
-        encoder: of answers, and of whole conversations.
         shown: how many answers of the environment a turn reads; None: all.
     """
-
-    def __init__(self, encoder: TurnEncoder, shown: int | None) -> None:
-        self._encoder = encoder
-        self._shown = shown
-
-    def next(self, talk: Conversation) -> Reading | None:
-        """See Contexts."""
-        last = talk.exchanges[-1]
-        behind = self._encoder.after(last.token_ids, self._encoder.suffix(last.answer))
-        if behind is None:
-            return None
-        first = _first_shown(talk, self._shown)
-        if first == 0:
-            return Reading(behind, new=False, images=images_of(last.answer))
-        messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
-        tokens = [*self._encoder.opening(messages, talk.tools)]
-        images = [*images_of(messages)]
-        for exchange in talk.exchanges[first:]:
-            tokens += exchange.token_ids
-            suffix = self._encoder.suffix(exchange.answer)
-            tokens += self._encoder.after(exchange.token_ids, suffix) or ()
-            images += images_of(exchange.answer)
-        return Reading(tuple(tokens), new=True, images=tuple(images))
+    last = talk.exchanges[-1]
+    behind = encoder.after(last.token_ids, encoder.suffix(last.answer))
+    if behind is None:
+        return None
+    first = _first_shown(talk, shown)
+    if first == 0:
+        return Reading(behind, new=False, images=images_of(last.answer))
+    messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+    tokens = [*encoder.opening(messages, talk.tools)]
+    images = [*images_of(messages)]
+    for exchange in talk.exchanges[first:]:
+        tokens += exchange.token_ids
+        suffix = encoder.suffix(exchange.answer)
+        tokens += encoder.after(exchange.token_ids, suffix) or ()
+        images += images_of(exchange.answer)
+    return Reading(tuple(tokens), new=True, images=tuple(images))
 
 
-class Rendered(Window):
-    """As `Window`, but where the template rewrites what was said before, what it makes of it."""
-
-    def next(self, talk: Conversation) -> Reading | None:
-        """See Contexts."""
-        last = talk.exchanges[-1]
-        first = _first_shown(talk, self._shown)
-        before = _messages(talk, first)
-        if first == 0:
-            suffix = self._encoder.kept_suffix(before, last.text, last.answer, talk.tools)
-            if suffix is not None and last.token_ids[-1] == suffix.stop_id:
-                return Reading(suffix.token_ids, new=False, images=images_of(last.answer))
-        whole = [*before, _said(last.text), *last.answer]
-        token_ids = self._encoder.opening(whole, talk.tools)
-        return Reading(token_ids, new=True, images=images_of(whole))
+def _rendered(encoder: TurnEncoder, shown: int | None, talk: Conversation) -> Reading:
+    """As `_window`, but where the template rewrites what was said before, what it makes of it."""
+    last = talk.exchanges[-1]
+    first = _first_shown(talk, shown)
+    before = _messages(talk, first)
+    if first == 0:
+        suffix = encoder.kept_suffix(before, last.text, last.answer, talk.tools)
+        if suffix is not None and last.token_ids[-1] == suffix.stop_id:
+            return Reading(suffix.token_ids, new=False, images=images_of(last.answer))
+    whole = [*before, _said(last.text), *last.answer]
+    token_ids = encoder.opening(whole, talk.tools)
+    return Reading(token_ids, new=True, images=images_of(whole))
 
 
 def _first_shown(talk: Conversation, shown: int | None) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
-from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import (
     EXPECTED_MESSAGES,
     Message,
@@ -20,28 +19,15 @@ from oxrl.data.messages import (
     read_tools,
     reasoning_of,
 )
-from oxrl.data.rows import Record, content_uid
-from oxrl.types import Names, TokenIds
+from oxrl.data.prompts import EXPECTED as EXPECTED_PROMPT
+from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import OTHERS, Record, content_uid
+from oxrl.types import Example, Prompt
 
 EXPECTED = (
     f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text or '
     f"messages}}{OTHERS}"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """One conversation; `trained[t]` says that the assistant wrote `token_ids[t]`, a target.
-
-    "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token
-    that stops it. `images` names those in it, in their order. `clipped`: see `ActionHead.clipped`.
-    """
-
-    uid: str
-    token_ids: TokenIds
-    trained: tuple[bool, ...]
-    images: Names = ()
-    clipped: int = 0
 
 
 class ConversationDataset(Dataset[Example]):
@@ -60,8 +46,7 @@ class ConversationDataset(Dataset[Example]):
         if options.actions is not None:
             from oxrl.data.demonstrations import encode_demonstration  # most replies are text
 
-            found = encode_demonstration(record, encoder, options.actions)
-            return [Example(**found._asdict())]
+            return [encode_demonstration(record, encoder, options.actions)]
         messages = _messages(record)
         if has_blank_reply(messages):
             raise Dropped("empty")
@@ -73,6 +58,39 @@ class ConversationDataset(Dataset[Example]):
         (example,) = units
         counted = {"trained_tokens": sum(example.trained), "clipped": example.clipped}
         return len(example.token_ids), counted
+
+
+class AnsweredPrompts(PromptDataset):
+    """Prompts of rows that are given to imitate: what stands before the last reply.
+
+    `answer` is the row's own where it has one, else that reply.
+    """
+
+    @classmethod
+    def check(cls, record: Record, first: Record) -> None:
+        """Accept every record: rows to imitate may have any of their layouts."""
+
+    @classmethod
+    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
+        """Encode the prompt of a row to imitate: what stands before its last reply."""
+        fields = dict(record.fields)
+        if "messages" in fields:
+            name = "messages"
+            messages = read_messages(record, fields.pop(name), what=name)
+        else:
+            name = "completion"
+            messages = read_messages(record, fields.get("prompt"), what="prompt")
+            given = fields.get(name)
+            messages += read_messages(record, given, what=name, role="assistant")
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            record.fail(f"no reply of the assistant in {name}", EXPECTED_PROMPT)
+        asked = messages[: turns[-1]]
+        if fields.get("answer") is None:
+            fields["answer"] = messages[turns[-1]]["content"]
+        if not isinstance(fields.get("prompt"), str):
+            fields["prompt"] = [dict(message) for message in asked]
+        return super().encode(replace(record, fields=fields), encoder, options)
 
 
 def assistant_texts(messages: MessageSequence) -> list[str]:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.layouts import in_our_words
-from oxrl.data.order import index_at
-from oxrl.data.rows import Record, read_rows, row_at
+from oxrl.data.order import Shuffled, Units
+from oxrl.data.rows import Record, in_our_words, read_rows, row_at
 from oxrl.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from oxrl.data.actions import ActionHead
+    from oxrl.data.image_store import ImageStore
 
 log = logging.getLogger(__name__)
 # Of every file: its rows, those kept, and those dropped because nothing, or too much, is in them;
@@ -28,18 +28,6 @@ COUNTS = ("rows", "kept", "empty", "overlong", "special_text", "longest")
 SHORTER = (
     "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop"
 )
-
-
-class RowImages(Protocol):
-    """The part of a run's images that a dataset needs."""
-
-    def prepared(self, record: Record) -> Record:
-        """Read the images of a record, and name them in the messages where they are shown."""
-        ...
-
-    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-        """Make an encoder of such messages."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +53,7 @@ class ReadOptions:
     stream: bool = False
     unpaired: bool = False
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
-    images: RowImages | None = None
+    images: ImageStore | None = None
     no_images: str = "models here do not see"
     actions: ActionHead | None = None
 
@@ -97,16 +85,8 @@ class Identified(Protocol):
 
 
 Unit = TypeVar("Unit", bound=Identified)
-Held = TypeVar("Held", covariant=True)
 # Tokens of the longest unit of a record, and numbers that the record adds to the report.
 Measured = tuple[int, Mapping[str, int]]
-
-
-class Units(Protocol[Held]):
-    """So many units, in memory or made when they are asked for."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Held: ...
 
 
 class Dropped(Exception):
@@ -170,7 +150,7 @@ def _written(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class Dataset(ABC, Generic[Unit]):
+class Dataset(Shuffled[Unit], ABC):
     """Units in file order, each ready to sample from or to train on.
 
     `report` has the COUNTS of the file, and those that the dataset adds.
@@ -184,40 +164,8 @@ class Dataset(ABC, Generic[Unit]):
     counts: ClassVar[tuple[str, ...]]
 
     def __init__(self, units: Units[Unit], report: Mapping[str, int]) -> None:
-        self._units = units
+        super().__init__(units)
         self.report = dict(report)
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def at(self, draw: int, *, seed: int) -> Unit:
-        """Return the unit at global position `draw` of the shuffled, endless order of `seed`.
-
-        Args:
-            draw: from 0, without an end; every epoch has each unit once.
-            seed: of the order.
-
-        Raises:
-            DataError: the file of streamed rows is no longer the one it was.
-        """
-        return self._units[index_at(draw, len(self), seed)]
-
-    def in_order(self) -> list[Unit]:
-        """Return every unit once, in file order."""
-        return [self._units[index] for index in range(len(self))]
-
-    def batches(self, size: int) -> Iterator[list[Unit]]:
-        """Yield every unit once, in file order, at most `size` at a time.
-
-        Args:
-            size: at least 1; the last one may be shorter.
-
-        Returns:
-            Lists of units.
-        """
-        everything = range(len(self))
-        for start in range(0, len(self), size):
-            yield [self._units[index] for index in everything[start : start + size]]
 
     @classmethod
     @abstractmethod

@@ -9,14 +9,13 @@ end nobody did: they fill a chunk at the end of an episode, and their tokens are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.messages import MessageSequence, images_of, read_messages
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record, content_uid
 from oxrl.data.turns import TurnEncoder
-from oxrl.types import Names, TokenIds
+from oxrl.types import Example, TokenIds
 
 ACTIONS = "actions"
 PADDED = "padded"
@@ -56,17 +55,7 @@ def padded_in(rows: Sequence[Fields]) -> int:
     return sum(part.get(PADDED, 0) for part in parts)
 
 
-class Encoded(NamedTuple):
-    """The fields of an `oxrl.data.conversations.Example` made of a row of actions."""
-
-    uid: str
-    token_ids: TokenIds
-    trained: tuple[bool, ...]
-    images: Names
-    clipped: int
-
-
-def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead) -> Encoded:
+def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead) -> Example:
     """Encode a row of actions with its loss mask: the very tokens that an episode would have.
 
     Args:
@@ -102,7 +91,7 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         trained += [False] * len(read) + [True] * learned + [False] * (len(done) - learned)
     messages = [message for said, _, _ in talk for message in said]
     known = [dict(message) for message in messages]
-    return Encoded(
+    return Example(
         uid=content_uid(known, [list(actions) for _, actions, _ in talk]),
         token_ids=tuple(ids),
         trained=tuple(trained),

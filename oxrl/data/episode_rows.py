@@ -15,15 +15,13 @@ into the update is cut into rows again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from oxrl.data.token_rows import Laid, pad_rows, to_inputs, to_token_batch
-from oxrl.types import Batch, Forward, Images, Output, Tensors, TokenBatch
+from oxrl.types import Batch, Forward, Output, Tensors, TokenBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,59 +151,3 @@ class EpisodeInputs(TokenBatch):
         rows = {f"rows.{name}": value for name, value in self.rows.named().items()}
         places = {"rows.episode_ids": self.episode_ids, "rows.columns": self.columns}
         return super().named() | rows | places
-
-
-class _Line(NamedTuple):
-    """The line of one episode, and for each of its rows the column of every token."""
-
-    laid: Laid
-    columns: list[list[int]]
-
-
-def _line_of(rows: Sequence[Laid]) -> _Line:
-    """Keep what was sampled, one token before each turn, and the end of what came after all."""
-    line = _Line(Laid(), [])
-    for row in rows:
-        kept = [at for at in range(len(row.tokens)) if _is_kept(row, at, row is rows[-1])]
-        columns = [-1] * len(row.tokens)
-        for column, at in enumerate(kept, start=len(line.laid.tokens)):
-            columns[at] = column if row.trained[at] else -1
-        line.columns.append(columns)
-        line.laid.extend(row, kept)
-    return line
-
-
-def _is_kept(row: Laid, at: int, last: bool) -> bool:
-    at_end = at + 1 == len(row.tokens)
-    return row.trained[at] or (last if at_end else row.trained[at + 1])
-
-
-def lay_out_episodes(
-    episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images
-) -> tuple[list[Laid], TokenBatch]:
-    """Lay episodes out as lines, with the inputs that hold their rows.
-
-    Args:
-        episodes: the rows of each, in order.
-        pad_id: the token that fills rows and lines on the right.
-        images: those that rows show; None: there are none.
-
-    Returns:
-        One line per episode, and `EpisodeInputs`.
-    """
-    lines = [_line_of(rows) for rows in episodes]
-    line_inputs = to_token_batch(
-        [line.laid.tokens for line in lines], [line.laid.trained for line in lines], pad_id
-    )
-    rows = [row for rows in episodes for row in rows]
-    counts = torch.tensor([len(rows) for rows in episodes])
-    columns = [found for line in lines for found in line.columns]
-    inputs = EpisodeInputs(
-        tokens=line_inputs.tokens,
-        attention_mask=line_inputs.attention_mask,
-        response_mask=line_inputs.response_mask,
-        rows=to_inputs(rows, pad_id, images),
-        episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
-        columns=pad_rows(columns, -1, torch.int64),
-    )
-    return [line.laid for line in lines], inputs

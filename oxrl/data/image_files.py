@@ -49,7 +49,7 @@ class ImageRules:
     max_side: int = 8192
 
 
-class _Unusable(Exception):
+class Unusable(ValueError):
     """An image cannot be used; the message is the end of a sentence that says why."""
 
 
@@ -60,42 +60,6 @@ class _SameRoot(HTTPRedirectHandler):
         return None
 
 
-def image_bytes(record: Record, reference: Json, rules: ImageRules) -> bytes:
-    """Read the bytes of an image that a row names or holds.
-
-    Args:
-        record: the row.
-        reference: EXPECTED says in which forms.
-        rules: where images may be.
-
-    Raises:
-        DataError: it is not there, or not where images may be; names the row.
-    """
-    try:
-        return _bytes_of(reference, record.folder or Path(), rules)
-    except _Unusable as problem:
-        refuse(record, reference, str(problem))
-
-
-def open_image(record: Record, reference: Json, content: bytes, rules: ImageRules) -> Image.Image:
-    """Open an image in RGB, turned as its camera says.
-
-    Args:
-        record: the row, for the message.
-        reference: to the image as the row has it, for the message.
-        content: the bytes of its file.
-        rules: which sizes are read.
-
-    Raises:
-        DataError: it cannot be read whole, or is of a size or kind that is not learned from; names
-            the row.
-    """
-    try:
-        return decoded(content, rules)
-    except ValueError as problem:
-        refuse(record, reference, str(problem))
-
-
 def decoded(content: bytes, rules: ImageRules) -> Image.Image:
     """Decode an image to RGB, turned as its camera says.
 
@@ -104,7 +68,7 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
         rules: which sizes are read.
 
     Raises:
-        ValueError: why it cannot be used, as the end of a sentence.
+        Unusable: why it cannot be used.
     """
     try:
         with warnings.catch_warnings():
@@ -114,14 +78,14 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
             image.load()
             turned = ImageOps.exif_transpose(image)
             return turned.convert("RGB")
-    except _Unusable as problem:
-        raise ValueError(str(problem)) from None
+    except Unusable:
+        raise
     except UnidentifiedImageError:
         start = content[:12].hex(" ")
         problem = f"is no image that can be read {FORMATS}: it begins with {start}"
-        raise ValueError(problem) from None
+        raise Unusable(problem) from None
     except (OSError, SyntaxError, ValueError, OverflowError, Image.DecompressionBombError) as error:
-        raise ValueError(f"is damaged or cut off: {error}") from None
+        raise Unusable(f"is damaged or cut off: {error}") from None
 
 
 def refuse(record: Record, reference: Json, problem: str) -> NoReturn:
@@ -192,13 +156,23 @@ def local_path(reference: Json, folder: Path) -> Path | None:
     return folder / reference
 
 
-def _bytes_of(reference: Json, folder: Path, rules: ImageRules) -> bytes:
+def image_bytes(reference: Json, folder: Path, rules: ImageRules) -> bytes:
+    """Read the bytes of an image that a row names or holds.
+
+    Args:
+        reference: EXPECTED says in which forms.
+        folder: of the data file, where relative paths begin.
+        rules: where images may be.
+
+    Raises:
+        Unusable: it is not there, or not where images may be.
+    """
     if isinstance(reference, Mapping):
-        return _bytes_of(_inside(reference), folder, rules)
+        return image_bytes(_inside(reference), folder, rules)
     if isinstance(reference, bytes | bytearray):
         return bytes(reference)
     if not isinstance(reference, str) or not reference:
-        raise _Unusable(f"is {type(reference).__name__}")
+        raise Unusable(f"is {type(reference).__name__}")
     if reference.startswith("data:"):
         return _from_base64(reference.partition(",")[2])
     if reference.startswith(REMOTE):
@@ -207,7 +181,7 @@ def _bytes_of(reference: Json, folder: Path, rules: ImageRules) -> bytes:
         return _from_base64(reference)
     path = local_path(reference, folder)
     if path is None:
-        raise _Unusable("is no path")
+        raise Unusable("is no path")
     return _from_file(path, folder, rules)
 
 
@@ -220,7 +194,7 @@ def _inside(reference: Fields) -> Json:
         if name in ("bytes", "base64") and isinstance(value, str):
             return _from_base64(value)
         return value
-    raise _Unusable("has neither path, url, base64 nor bytes")
+    raise Unusable("has neither path, url, base64 nor bytes")
 
 
 def _is_base64(text: str) -> bool:
@@ -232,7 +206,7 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _Unusable(f"is no base64: {error}") from None
+        raise Unusable(f"is no base64: {error}") from None
 
 
 def _from_file(path: Path, folder: Path, rules: ImageRules) -> bytes:
@@ -241,34 +215,36 @@ def _from_file(path: Path, folder: Path, rules: ImageRules) -> bytes:
         whole = path.resolve()
         folders = [Path(root).resolve() for root in rules.roots if "://" not in root]
         if not any(whole.is_relative_to(root) for root in (folder.resolve(), *folders)):
-            raise _Unusable(
+            raise Unusable(
                 f"is at {whole}, outside of the data file's folder: name a folder above it in "
                 "data.image_roots"
             )
         if not whole.is_file():
             state = "a folder" if whole.is_dir() else "no file"
-            raise _Unusable(f"is {state} at {whole}")
+            raise Unusable(f"is {state} at {whole}")
         if whole.stat().st_size > MOST_BYTES:
-            raise _Unusable(f"has {whole.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
+            raise Unusable(f"has {whole.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
         return whole.read_bytes()
+    except Unusable:
+        raise
     except (OSError, RuntimeError, ValueError) as error:  # a link in a circle is a RuntimeError
-        raise _Unusable(f"cannot be read: {error}") from None
+        raise Unusable(f"cannot be read: {error}") from None
 
 
 def _fetched(url: str, rules: ImageRules) -> bytes:
     """Fetch a URL, if it begins as one of those that are allowed."""
     allowed = [root for root in rules.roots if root.startswith(REMOTE)]
     if not any(url.startswith(root.rstrip("/") + "/") for root in allowed):
-        raise _Unusable(
+        raise Unusable(
             "is on the network, which is only asked for URLs that begin as one of data.image_roots"
         )
     try:
         with build_opener(_SameRoot).open(url, timeout=FETCH_S) as answer:
             content: bytes = answer.read(MOST_BYTES + 1)
     except (URLError, OSError, ValueError) as error:
-        raise _Unusable(f"cannot be fetched: {error}") from None
+        raise Unusable(f"cannot be fetched: {error}") from None
     if len(content) > MOST_BYTES:
-        raise _Unusable(f"has more than {MOST_BYTES:,} bytes")
+        raise Unusable(f"has more than {MOST_BYTES:,} bytes")
     return content
 
 
@@ -277,20 +253,20 @@ def _check(image: Image.Image, rules: ImageRules) -> None:
     width, height = image.size
     size = f"{width} x {height} pixels"
     if min(width, height) < rules.min_side:
-        raise _Unusable(
+        raise Unusable(
             f"has {size}; a side of fewer than {rules.min_side} shows nothing (data.image_min_side)"
         )
     if max(width, height) > rules.max_side:
-        raise _Unusable(
+        raise Unusable(
             f"has {size}, a side of more than {rules.max_side}: make it smaller, or raise "
             "data.image_max_side"
         )
     if getattr(image, "n_frames", 1) > 1:
         frames = getattr(image, "n_frames", 1)
-        raise _Unusable(f"has {frames} frames; a model sees one: store the one that is meant")
+        raise Unusable(f"has {frames} frames; a model sees one: store the one that is meant")
     if image.mode not in PLAIN_MODES or "transparency" in image.info:
         what = "with transparency" if image.mode in PLAIN_MODES else image.mode
-        raise _Unusable(
+        raise Unusable(
             f"is {what}, of which there is more than one way to make RGB: convert it where you "
             f"see what becomes of it, such as {HOW_TO_CONVERT}"
         )

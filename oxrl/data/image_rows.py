@@ -121,7 +121,8 @@ class _Placing:
             places += len(left)
             left = []
         if left:
-            self._fail(name, f"{len(left)} of {len(self._column)} images are shown nowhere")
+            nowhere = f"{len(left)} of {len(self._column)} images are shown nowhere"
+            self._record.fail(f"{name}: {nowhere}", EXPECTED)
         if not places:
             return value
         self.placed = True
@@ -133,24 +134,21 @@ class _Placing:
             return message
         key = "content" if "content" in message else "value"
         content = message.get(key)
-        question = _is_question(message)
-        if isinstance(content, str) and question and self._marked and MARKER in content:
+        marked = self._marked and _is_question(message)
+        if isinstance(content, str) and marked and MARKER in content:
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list):
             return message
         parts: JsonArray = []
         for part in content:
             if _is_image(part):
-                parts.append(self._image(part, left))
-            elif question and self._marked and _has_marker(part):
+                source = _source(part)
+                parts.append(self._named(self._next(left) if source is None else source))
+            elif marked and _has_marker(part):
                 parts += self._split(part["text"], left)
             else:
                 parts.append(part)
         return {**message, key: parts}
-
-    def _image(self, part: Fields, left: JsonArray) -> Json:
-        source = _source(part)
-        return self._named(self._next(left) if source is None else source)
 
     def _split(self, text: str, left: JsonArray) -> JsonArray:
         """Split a text at its markers, with an image in the place of each."""
@@ -170,15 +168,12 @@ class _Placing:
 
     def _next(self, left: JsonArray) -> Json:
         if not left:
-            count = len(self._column)
-            self._fail("messages", f"more images are shown than the {count} of the column")
+            more = f"more images are shown than the {len(self._column)} of the column"
+            self._record.fail(f"messages: {more}", EXPECTED)
         return left.pop(0)
 
     def _named(self, reference: Json) -> Json:
         return {"type": "image", "image": self._take(reference)}
-
-    def _fail(self, name: str, problem: str) -> None:
-        self._record.fail(f"{name}: {problem}", EXPECTED)
 
 
 def _listed(value: Json) -> JsonArray:

@@ -11,31 +11,30 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from oxrl.data.chat import ChatEncoder
-from oxrl.data.image_chat import ImageEncoder
+from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.image_files import (
     ImageRules,
+    Unusable,
     content_name,
     decoded,
     image_bytes,
     local_path,
-    open_image,
     refuse,
 )
 from oxrl.data.image_rows import with_images
-from oxrl.data.messages import Message, MessageList
+from oxrl.data.messages import Message, MessageList, MessageSequence, Tools, images_of
 from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
-from oxrl.models.vision_family import PATCHES
 from oxrl.runs.files import make_folder, write_atomically
+from oxrl.tables.vision import PATCHES
 from oxrl.types import Named, Ragged, TensorMap, TokenBatch
 
 if TYPE_CHECKING:
@@ -48,28 +47,20 @@ NAME = re.compile("[0-9a-f]{64}")
 HELD_BYTES = 2**29
 
 
-class Read(Protocol):
-    """An image as the model reads it; see `oxrl.models.image_features.Features`."""
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """One image as the model reads it.
 
-    @property
-    def tensors(self) -> TensorMap:
-        """The model's inputs of the image by name, such as pixels."""
-        ...
+    tensors: input of the model -> [n, ...]; n differs from image to image.
+    patches: squares that the vision tower reads.
+    text: what stands for the image in a rendered prompt.
+    tokens: how many of its tokens an image feature takes the place of.
+    """
 
-    @property
-    def patches(self) -> int:
-        """The number of patches that the vision tower reads."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The text that stands in the rendered conversation in the place of the image."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of `text` that the vision tower's output replaces."""
-        ...
+    tensors: TensorMap
+    patches: int
+    text: str
+    tokens: int
 
 
 class Reader(Protocol):
@@ -95,7 +86,7 @@ class Reader(Protocol):
         """The text that the chat template writes for an image."""
         ...
 
-    def features(self, image: Image) -> Read:
+    def features(self, image: Image) -> Features:
         """Turn an image into inputs of the model.
 
         Args:
@@ -105,14 +96,6 @@ class Reader(Protocol):
             What the model reads; the size of it follows from the size of the image.
         """
         ...
-
-
-class _Told(NamedTuple):
-    """The facts about an image that are known without its pixels."""
-
-    text: str
-    tokens: int
-    source: Path | bytes
 
 
 class ImageStore:
@@ -135,8 +118,10 @@ class ImageStore:
         self.folder = folder
         self.writes = True
         self._reader: Reader | None = None
-        self._told: dict[str, _Told] = {}
-        self._held: OrderedDict[str, Read] = OrderedDict()
+        # Of every image that is known, its text in a prompt, and where its bytes are.
+        self._texts: dict[str, str] = {}
+        self._sources: dict[str, Path | bytes] = {}
+        self._held: OrderedDict[str, Features] = OrderedDict()
         self._held_bytes = 0
 
     @property
@@ -147,7 +132,10 @@ class ImageStore:
         return self._reader
 
     def prepared(self, record: Record) -> Record:
-        """See `RowImages`.
+        """Read the images of a record, and name them in the messages where they are shown.
+
+        Args:
+            record: one row, in our words.
 
         Raises:
             DataError: an image cannot be used, or is shown nowhere; names the row.
@@ -159,11 +147,15 @@ class ImageStore:
         return with_images(record, take)
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-        """See `RowImages`."""
+        """Make an encoder of such messages.
+
+        Args:
+            tokenizer: of the model.
+        """
         return ImageEncoder(
             tokenizer,
             placeholder=self.reader.placeholder,
-            text_for=lambda name: self._told[name].text,
+            text_for=self._texts.__getitem__,
         )
 
     def adopted(self, messages: Iterable[Message]) -> MessageList:
@@ -191,35 +183,36 @@ class ImageStore:
             return part
         if "base64" not in part:
             name = part["image"]
-            if name not in self._told:
+            if name not in self._texts:
                 raise ValueError(f"the image {name} is none that a row or an environment showed")
             return part
         content = base64.b64decode(part["base64"], validate=True)
         name = content_name(content)
-        if name not in self._told:
+        if name not in self._texts:
             try:
                 read = self.reader.features(decoded(content, self._rules))
-            except (ValueError, DataError) as error:
+            except ValueError as error:
                 raise ValueError(f"an image of the environment {error}") from error
-            # One text for all frames of a size: there may be very many.
-            self._told[name] = _Told(sys.intern(read.text), read.tokens, content)
-            self._hold(name, read)
+            self._know(name, read, content)
         return {"type": "image", "image": name}
 
     def _take(self, record: Record, reference: Json) -> str:
         """Read an image of a row; returns its name."""
-        content = self._named(reference) or image_bytes(record, reference, self._rules)
-        name = content_name(content)
-        if name in self._told:
-            return name
-        image = open_image(record, reference, content, self._rules)
+        folder = record.folder or Path()
+        try:
+            content = self._named(reference) or image_bytes(reference, folder, self._rules)
+            name = content_name(content)
+            if name in self._texts:
+                return name
+            image = decoded(content, self._rules)
+        except Unusable as problem:
+            refuse(record, reference, str(problem))
         try:
             read = self.reader.features(image)
-        except (ValueError, DataError) as error:
+        except ValueError as error:
             refuse(record, reference, f"cannot be shown to the model: {error}")
-        path = local_path(reference, record.folder or Path())
-        self._told[name] = _Told(read.text, read.tokens, content if path is None else path)
-        self._hold(name, read)
+        path = local_path(reference, folder)
+        self._know(name, read, content if path is None else path)
         return name
 
     def _named(self, reference: Json) -> bytes | None:
@@ -227,9 +220,9 @@ class ImageStore:
         if not isinstance(reference, str) or not NAME.fullmatch(reference):
             return None
         kept = self.folder is not None and (self.folder / reference).is_file()
-        return self._content(reference) if kept or reference in self._told else None
+        return self._content(reference) if kept or reference in self._texts else None
 
-    def features(self, name: str) -> Read:
+    def features(self, name: str) -> Features:
         """Return an image as the model reads it; it is kept from now on.
 
         Args:
@@ -272,13 +265,12 @@ class ImageStore:
             contents: name -> bytes.
             names: of those that are still needed.
         """
-        for name in self._told.keys() - set(names):
-            del self._told[name]
+        for name in self._texts.keys() - set(names):
+            del self._texts[name]
+            del self._sources[name]
         for name, content in contents.items():
-            if name not in self._told:
-                read = self.reader.features(decoded(content, self._rules))
-                self._told[name] = _Told(read.text, read.tokens, content)
-                self._hold(name, read)
+            if name not in self._texts:
+                self._know(name, self.reader.features(decoded(content, self._rules)), content)
 
     def attach(self, inputs: TokenBatch, rows: Sequence[tuple[str, Sequence[str]]]) -> TokenBatch:
         """Attach the pixels of its rows to a batch, in `extras`.
@@ -309,7 +301,14 @@ class ImageStore:
             extras[PATCHES] = _ragged(counts)
         return replace(inputs, extras=extras)
 
-    def _hold(self, name: str, read: Read) -> None:
+    def _know(self, name: str, read: Features, source: Path | bytes) -> None:
+        """Remember an image that is new here."""
+        # One text for all frames of a size: there may be very many.
+        self._texts[name] = sys.intern(read.text)
+        self._sources[name] = source
+        self._hold(name, read)
+
+    def _hold(self, name: str, read: Features) -> None:
         """Hold the pixels of an image, and let go of those that were used longest ago."""
         self._held[name] = read
         self._held_bytes += _size(read)
@@ -324,7 +323,7 @@ class ImageStore:
         make_folder(self.folder)
         write_atomically(self.folder / name, self._content(name))
         # Frames of environments are many: what is kept there need not be held here.
-        self._told[name] = self._told[name]._replace(source=self.folder / name)
+        self._sources[name] = self.folder / name
 
     def _content(self, name: str) -> bytes:
         """Return the bytes of an image.
@@ -333,7 +332,7 @@ class ImageStore:
             DataError: they are no longer those of that name.
         """
         kept = None if self.folder is None else self.folder / name
-        source = self._told[name].source if name in self._told else None
+        source = self._sources.get(name)
         if kept is not None and kept.is_file():
             source = kept
         if source is None:
@@ -357,5 +356,74 @@ def _ragged(rows: Sequence[Sequence[Tensor]]) -> Ragged:
     return Ragged(values=torch.cat(pieces), row_offsets=torch.tensor(lengths).cumsum(0))
 
 
-def _size(read: Read) -> int:
+def _size(read: Features) -> int:
     return sum(tensor.nbytes for tensor in read.tensors.values())
+
+
+PROBE = "Is it late?"
+
+
+class ImageEncoder(ChatEncoder):
+    """A ChatEncoder whose messages may hold images.
+
+    Args:
+        tokenizer: of the model that reads the ids.
+        placeholder: what the chat template writes for an image.
+        text_for: name of an image -> what stands there instead.
+
+    Raises:
+        DataError: as of ChatEncoder, or the template shows no images.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        placeholder: str,
+        text_for: Callable[[str], str],
+    ) -> None:
+        super().__init__(tokenizer)
+        self._placeholder = placeholder
+        self._text_for = text_for
+        # Some templates read parts alone, and write nothing of a message that is one text.
+        self._in_parts = False
+        try:
+            plain = super().render([{"role": "user", "content": PROBE}], generation_prompt=True)
+        except TemplateError:
+            plain = ""
+        self._in_parts = PROBE not in plain
+        asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROBE}]}
+        rendered = super().render([asked], generation_prompt=True)
+        if rendered.count(placeholder) != 1:
+            raise DataError(
+                f"the chat template writes no {placeholder} for an image, so the model would not "
+                f"see it; set model.chat_template to one that does\n  rendered: {rendered[:200]!r}"
+            )
+
+    def render(
+        self, messages: MessageSequence, *, generation_prompt: bool, tools: Tools = ()
+    ) -> str:
+        """See ChatEncoder; every image is written as the tokens that it takes."""
+        shown = [self._for_template(message) for message in messages]
+        text = super().render(shown, generation_prompt=generation_prompt, tools=tools)
+        names = images_of(messages)
+        first, *others = text.split(self._placeholder)
+        if len(others) != len(names):
+            raise TemplateError(
+                f"the chat template shows {len(others)} of {len(names)} images; set "
+                f"model.chat_template to one that shows all\n  rendered: {text[:200]!r}"
+            )
+        pieces = [first]
+        for name, other in zip(names, others, strict=True):
+            pieces += [self._text_for(name), other]
+        return "".join(pieces)
+
+    def _for_template(self, message: Message) -> Message:
+        """Return a message as templates expect it: images as parts without their names."""
+        content = message["content"]
+        if isinstance(content, str):
+            if not self._in_parts:
+                return message
+            return {**message, "content": [{"type": "text", "text": content}]}
+        parts = [{"type": "image"} if part["type"] == "image" else part for part in content]
+        return {**message, "content": parts}

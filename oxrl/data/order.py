@@ -34,6 +34,56 @@ class RowSource(Protocol[Unit]):
         ...
 
 
+class Units(Protocol[Unit]):
+    """So many units, in memory or made when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Unit: ...
+
+
+class Shuffled(Generic[Unit]):
+    """Units in file order, which are drawn in a seeded, endless order.
+
+    Args:
+        units: in file order.
+    """
+
+    def __init__(self, units: Units[Unit]) -> None:
+        self._units = units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def at(self, draw: int, *, seed: int) -> Unit:
+        """Return the unit at global position `draw` of the shuffled, endless order of `seed`.
+
+        Args:
+            draw: from 0, without an end; every epoch has each unit once.
+            seed: of the order.
+
+        Raises:
+            DataError: the file of streamed rows is no longer the one it was.
+        """
+        return self._units[index_at(draw, len(self), seed)]
+
+    def in_order(self) -> list[Unit]:
+        """Return every unit once, in file order."""
+        return [self._units[index] for index in range(len(self))]
+
+    def batches(self, size: int) -> Iterator[list[Unit]]:
+        """Yield every unit once, in file order, at most `size` at a time.
+
+        Args:
+            size: at least 1; the last one may be shorter.
+
+        Returns:
+            Lists of units.
+        """
+        everything = range(len(self))
+        for start in range(0, len(self), size):
+            yield [self._units[index] for index in everything[start : start + size]]
+
+
 def index_at(draw: int, size: int, seed: int) -> int:
     """Find the one of `size` rows that comes at a position of an endless shuffled pass.
 
@@ -166,7 +216,7 @@ class Shares:
         return behind.index(max(behind))
 
 
-class Mixture(Generic[Unit]):
+class Mixture(Shares, Generic[Unit]):
     """Sources drawn from in shares; each source keeps its own shuffled epochs.
 
     Args:
@@ -182,22 +232,11 @@ class Mixture(Generic[Unit]):
         positive = all(0 < ratio < math.inf for ratio in ratios)
         if count == 0 or count != len(ratios) or not positive:
             raise ValueError(f"{count} sources need as many positive ratios, got {list(ratios)}")
+        super().__init__(ratios)
         self._sources = list(sources)
-        self._shares = Shares(ratios)
 
     def __len__(self) -> int:
         return sum(map(len, self._sources))
-
-    def locate(self, draw: int) -> tuple[int, int]:
-        """Find the source of a global position, and the position in the source's own order.
-
-        Args:
-            draw: the position, from 0.
-
-        Returns:
-            The index of the source, and the position, from 0.
-        """
-        return self._shares.locate(draw)
 
     def at(self, draw: int, *, seed: int) -> Unit:
         """Return the unit at `draw` of the mixed order of `seed`; each source has its own order.

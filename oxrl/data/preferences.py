@@ -9,21 +9,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from oxrl.data.batching import to_inputs
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import (
-    Example,
     assistant_texts,
     encode_conversation,
     has_blank_reply,
 )
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions, Units
-from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import Messages, read_messages, read_tools
-from oxrl.data.rows import Record
-from oxrl.data.token_rows import to_token_batch
+from oxrl.data.rows import OTHERS, Record
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import Images, PreferenceBatch, TokenIds
+from oxrl.types import Example, Images, PreferenceBatch, TokenIds
 
 EXPECTED = (
     '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two '
@@ -220,12 +218,8 @@ def to_preference_batch(
         desirable = torch.tensor([unit.desirable for unit in units])
     offsets = [unit.columns.get("offset", 0.0) for unit in units]
     margins = [unit.columns.get("margin", 0.0) for unit in units]
-    token_ids = [row.token_ids for row in taken]
-    inputs = to_token_batch(token_ids, [row.trained for row in taken], pad_id)
-    if images is not None:
-        inputs = images.attach(inputs, [(row.uid, row.images) for row in taken])
     return PreferenceBatch(
-        inputs=inputs,
+        inputs=to_inputs(taken, pad_id, images),
         ref_logprobs=torch.tensor(references) if references else None,
         loss_weights=torch.full((count,), 1 / count),
         desirable=desirable,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
-from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import (
     EXPECTED_MESSAGES,
     images_of,
@@ -16,7 +14,7 @@ from oxrl.data.messages import (
     read_tools,
     text_of,
 )
-from oxrl.data.rows import Record, content_uid
+from oxrl.data.rows import OTHERS, Record, content_uid
 from oxrl.types import Prompt
 
 EXPECTED = (
@@ -90,36 +88,3 @@ class PromptDataset(Dataset[Prompt]):
     def measure(cls, units: Sequence[Prompt]) -> Measured:
         """Measure the length of the prompt with its template."""
         return len(units[0].token_ids), {}
-
-
-class AnsweredPrompts(PromptDataset):
-    """Prompts of rows that are given to imitate: what stands before the last reply.
-
-    `answer` is the row's own where it has one, else that reply.
-    """
-
-    @classmethod
-    def check(cls, record: Record, first: Record) -> None:
-        """Accept every record: rows to imitate may have any of their layouts."""
-
-    @classmethod
-    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
-        """Encode the prompt of a row to imitate: what stands before its last reply."""
-        fields = dict(record.fields)
-        if "messages" in fields:
-            name = "messages"
-            messages = read_messages(record, fields.pop(name), what=name)
-        else:
-            name = "completion"
-            messages = read_messages(record, fields.get("prompt"), what="prompt")
-            given = fields.get(name)
-            messages += read_messages(record, given, what=name, role="assistant")
-        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-        if not turns:
-            record.fail(f"no reply of the assistant in {name}", EXPECTED)
-        asked = messages[: turns[-1]]
-        if fields.get("answer") is None:
-            fields["answer"] = messages[turns[-1]]["content"]
-        if not isinstance(fields.get("prompt"), str):
-            fields["prompt"] = [dict(message) for message in asked]
-        return super().encode(replace(record, fields=fields), encoder, options)

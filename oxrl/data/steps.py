@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from oxrl.data.batching import pad_rows, to_inputs
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.messages import MessageSequence, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
-from oxrl.data.token_rows import pad_rows, to_token_batch
-from oxrl.types import Images, Names, StepBatch, TokenIds
+from oxrl.types import Example, Images, StepBatch, TokenIds
 
 EXPECTED = (
     '{"prompt": text or messages, "completions": [a text per step], '
@@ -23,17 +23,14 @@ SEPARATOR = "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class Steps(Example):
     """A reply of several steps; `ends[i]` is the position of the token after step i.
 
-    What is known of a step is known there.
+    What is known of a step, its label, is known there, and `trained` there alone.
     """
 
-    uid: str
-    token_ids: TokenIds
     ends: TokenIds
-    labels: tuple[float, ...] = ()
-    images: Names = ()
+    labels: tuple[float, ...]
 
 
 class StepDataset(Dataset[Steps]):
@@ -62,7 +59,12 @@ class StepDataset(Dataset[Steps]):
         uid = record.fields.get("uid") or content_uid([*prompt, *replies])
         labels = tuple(map(float, labels))
         unit = Steps(
-            uid=str(uid), token_ids=token_ids, ends=ends, labels=labels, images=images_of(prompt)
+            uid=str(uid),
+            token_ids=token_ids,
+            trained=tuple(position in ends for position in range(len(token_ids))),
+            images=images_of(prompt),
+            ends=ends,
+            labels=labels,
         )
         return [unit]
 
@@ -121,7 +123,7 @@ def to_step_batch(units: Sequence[Steps], pad_id: int, *, images: Images = None)
     """Lay solutions out as padded rows, each position after a step weighing 1 / steps of the batch.
 
     Args:
-        units: B solutions; those without labels are read as wrong.
+        units: B solutions.
         pad_id: the token that fills rows on the right.
         images: those of the prompts; None: they have none.
 
@@ -129,16 +131,11 @@ def to_step_batch(units: Sequence[Steps], pad_id: int, *, images: Images = None)
         Rows [B, T]; the response mask holds the positions after steps, `labels` what is known of
             them.
     """
-    ended: list[list[bool]] = []
     labels: list[list[float]] = []
     for unit in units:
-        known = dict(zip(unit.ends, unit.labels or [0.0] * len(unit.ends), strict=True))
-        positions = range(len(unit.token_ids))
-        ended.append([position in known for position in positions])
-        labels.append([known.get(position, 0.0) for position in positions])
-    inputs = to_token_batch([unit.token_ids for unit in units], ended, pad_id)
-    if images is not None:
-        inputs = images.attach(inputs, [(unit.uid, unit.images) for unit in units])
+        known = dict(zip(unit.ends, unit.labels, strict=True))
+        labels.append([known.get(position, 0.0) for position in range(len(unit.token_ids))])
+    inputs = to_inputs(units, pad_id, images)
     mask = inputs.response_mask
     return StepBatch(
         inputs=inputs,

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     import oxrl.functional.public as public  # the core asks for no name here
 
+    names = [known for known in vars(public) if not known.startswith("_")]
     if name == "__all__":
-        return __dir__()
-    if name in __dir__():
+        return names
+    if name in names:
         return getattr(public, name)
     raise AttributeError(f"module 'oxrl.functional' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    import oxrl.functional.public as public  # as above
-
-    return [name for name in vars(public) if not name.startswith("_")]
+    return __getattr__("__all__")

@@ -15,12 +15,17 @@ from torch import Tensor
 import oxrl.functional.group_advantages as groups
 import oxrl.functional.part_advantages as parts
 import oxrl.functional.success_advantages as successes
-from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
-from oxrl.functional.group_advantages import of_rewards, of_rows
+from oxrl.functional.group_advantages import (
+    AdvantageInputs,
+    AdvantagesAndReturns,
+    Estimator,
+    in_dtype_of,
+    of_rewards,
+    of_rows,
+)
 from oxrl.functional.masks import (
     OptionalTensor,
     fill_masked,
-    in_dtype_of,
     masked_values,
     require_same_shape,
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
-from oxrl.functional.masks import broadcast, in_dtype_of, require_same_shape
+from oxrl.functional.masks import OptionalTensor, require_same_shape
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,19 @@ def check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
             f"rewards of rows {bad[:8]} are not finite; "
             "drop unscored rows before computing advantages"
         )
+
+
+def in_dtype_of(like: Tensor, x: Tensor) -> Tensor:
+    """Bring a float64 statistic back to the dtype of its input, but at least float32.
+
+    Args:
+        like: the input.
+        x: the statistic.
+
+    Returns:
+        `x`, in float64 only where `like` is.
+    """
+    return x.to(torch.promote_types(like.dtype, torch.float32))
 
 
 def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -270,7 +282,66 @@ def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) 
     return in_dtype_of(rewards, centered)
 
 
-# Advantages for more than one try: rewards are 0 or 1, else ValueError, but for `top_gap`.
+@dataclass(frozen=True, kw_only=True)
+class AdvantageInputs:
+    """Everything an advantage may be computed from: the whole rollout batch, valid rows only."""
+
+    rewards: Tensor  # [B]
+    token_rewards: Tensor  # [B, T], the same rewards placed on tokens
+    response_mask: Tensor  # [B, T] bool, trained tokens
+    group_ids: Tensor  # [B], shared by the responses to one prompt
+    values: OptionalTensor = None  # [B, T], the critic's
+    bootstrap: OptionalTensor = None  # [B], the critic's value after the last token
+    truncated: OptionalTensor = None  # [B] bool, cut by the token limit
+    greedy_rewards: OptionalTensor = None  # [B], of the prompt's greedy response
+    part_rewards: OptionalTensor = None  # [B, K], of the parts of the reward, NaN for none
+    part_weights: OptionalTensor = None  # [K], theirs
+    old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
+    teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
+    turns: OptionalTensor = None  # [B, T] int64, turn of an episode in which a token was sampled
+    next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
+
+    def need(self, name: str) -> Tensor:
+        """The field `name`, which the chosen advantage cannot do without.
+
+        Args:
+            name: of a field that may be None.
+
+        Returns:
+            The field, as it is described above.
+
+        Raises:
+            ValueError: it is None.
+        """
+        tensor = getattr(self, name)
+        if tensor is None:
+            raise ValueError(f"this advantage needs {name}, which nothing in this run computes")
+        return tensor
+
+
+# Advantages [B, T], and what the critic learns to predict, [B, T], or None.
+AdvantagesAndReturns = tuple[Tensor, OptionalTensor]
+
+
+class Estimator(Protocol):
+    """A cell of `ADVANTAGES`; its numbers come by keyword."""
+
+    def __call__(self, x: AdvantageInputs, *args: Any, **numbers: Any) -> AdvantagesAndReturns:
+        """Advantages of the whole batch of a step.
+
+        Args:
+            x: what there is to estimate them from.
+            args: none; they let type checkers accept what a cell takes besides.
+            numbers: of the cell.
+
+        Returns:
+            Advantages [B, T], and what a critic learns to predict [B, T], None where there is no
+            critic.
+
+        Raises:
+            ValueError: `x` lacks what the cell reads.
+        """
+        ...
 
 
 def of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
@@ -283,7 +354,7 @@ def of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
     Returns:
         Advantages [B, T], and nothing for a critic.
     """
-    return broadcast(row_advantages, x.response_mask), None
+    return torch.where(x.response_mask, row_advantages[:, None], 0.0), None
 
 
 def of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:

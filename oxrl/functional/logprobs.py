@@ -30,6 +30,8 @@ NO_CHANCE = -1e30
 
 # As torch.nn.functional.linear: of hidden states [n, K], a weight [N, K] and a bias.
 Linear = Callable[[Tensor, Tensor, OptionalTensor], Tensor]
+# By name.
+Tensors = dict[str, Tensor]
 
 
 class HeadOutput(NamedTuple):
@@ -124,6 +126,51 @@ def spread(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     return flat.index_copy(0, indices, values).view(*like.shape, *rest)
 
 
+def head_of_batch(
+    hidden: Tensor,
+    head: Head,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    sum_p_squared: bool = False,
+    top_k: int = 0,
+    candidates: OptionalTensor = None,
+) -> Tensors:
+    """Run the head where a token is masked in, and put what it says at that token.
+
+    Args:
+        hidden: [B * T, H].
+        head: weight [V, H] and what follows the product.
+        tokens: [B, T] int64.
+        mask: [B, T] bool; the head runs nowhere else.
+        temperature, entropy, sum_p_squared, top_k: as of `chunked_head`.
+        candidates: [B, T, k] int64, the ids to return logprobs of instead of the most likely.
+
+    Returns:
+        Field of `HeadOutput` -> [B, T] or [B, T, k], 0 where masked; those that were asked for.
+    """
+    token_at, hidden_at = predicted_positions(mask)
+    if candidates is not None:
+        candidates = candidates.flatten(0, 1)[token_at]
+    found = chunked_head(
+        hidden[hidden_at],
+        head,
+        tokens.flatten()[token_at],
+        temperature=temperature,
+        entropy=entropy,
+        sum_p_squared=sum_p_squared,
+        candidates=candidates,
+        top_k=top_k,
+    )
+    aligned: Tensors = {}
+    for name, value in found._asdict().items():
+        if value is not None:
+            aligned[name] = spread(value, token_at, tokens)
+    return aligned
+
+
 def chunked_head(
     hidden: Tensor,
     head: Head,
@@ -207,7 +254,8 @@ def _tempered_logits(
     hidden: Tensor, weight: Tensor, bias: OptionalTensor, options: _Options
 ) -> tuple[Tensor, Tensor]:
     """Logits / temperature [n, V], and the softcap's tanh or an empty tensor; softmax precision."""
-    z = at_least_float32(options.linear(hidden, weight, bias))
+    z = options.linear(hidden, weight, bias)
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
     if options.scale != 1.0:
         z = z * options.scale
     tanh = z.new_empty(0)

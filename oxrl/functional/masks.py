@@ -49,19 +49,6 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float()
 
 
-def in_dtype_of(like: Tensor, x: Tensor) -> Tensor:
-    """Bring a float64 statistic back to the dtype of its input, but at least float32.
-
-    Args:
-        like: the input.
-        x: the statistic.
-
-    Returns:
-        `x`, in float64 only where `like` is.
-    """
-    return x.to(at_least_float32(like).dtype)
-
-
 def fill_masked(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
     """Replace what is masked: no gradient and no NaN comes out of a masked position.
 

@@ -158,7 +158,7 @@ def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> Metrics:
     Returns:
         Metrics over tokens.
     """
-    values = masked_values(advantages, response_mask)
+    values = advantages.detach()[response_mask].double()
     return {
         "advantage/mean": _mean(values),
         "advantage/std": _std(values),

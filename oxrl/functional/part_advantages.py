@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.group_advantages import group_normalize
-from oxrl.functional.masks import in_dtype_of, require_same_shape
+from oxrl.functional.group_advantages import group_normalize, in_dtype_of
+from oxrl.functional.masks import require_same_shape
 
 
 def group_normalize_parts(

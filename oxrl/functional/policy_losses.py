@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from oxrl.functional.clipped_losses import CLIPPED_GATES, clipped
-from oxrl.functional.gates import Decision, Gate, Tokens, clean, finish
+from oxrl.functional.gates import CLIPPED_GATES, Decision, Gate, Tokens, clean, clipped, finish
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level, sequence_level
 from oxrl.tables.numbers import (

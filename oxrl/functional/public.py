@@ -13,12 +13,6 @@ from oxrl.functional.advantages import (
     teacher_gap,
     whiten,
 )
-from oxrl.functional.clipped_losses import (
-    gspo,
-    importance_sampling,
-    policy_gradient,
-    ppo_clip,
-)
 from oxrl.functional.corrections import (
     CORRECTIONS,
     drop_drifted_failures,
@@ -28,6 +22,12 @@ from oxrl.functional.corrections import (
     second_moment_mask,
     truncate_weights,
     veto_weights,
+)
+from oxrl.functional.gates import (
+    gspo,
+    importance_sampling,
+    policy_gradient,
+    ppo_clip,
 )
 from oxrl.functional.group_advantages import (
     group_center,

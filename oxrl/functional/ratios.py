@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from oxrl.functional.masks import (
     broadcast,
     fill_masked,
-    in_dtype_of,
     masked_mean,
     masked_sum,
     require_same_shape,
@@ -148,7 +148,8 @@ def _row_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Rat
     """The logprobs minus their row's log-ratio, which is rounded as the gate will see it."""
     now = logprobs.detach().double()
     of_row = level(now - old_logprobs.detach().double(), mask)
-    return now - in_dtype_of(logprobs, of_row).double()
+    rounded = of_row.to(torch.promote_types(logprobs.dtype, torch.float32))
+    return now - rounded.double()
 
 
 RATIOS: dict[str, Anchor] = {

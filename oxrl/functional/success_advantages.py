@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.group_advantages import Groups, check_rewards, group_center
-from oxrl.functional.masks import in_dtype_of
+from oxrl.functional.group_advantages import Groups, check_rewards, group_center, in_dtype_of
 from oxrl.tables.numbers import PASS_K
 
 

@@ -12,13 +12,14 @@ where shapes or types are others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from oxrl.functional.group_advantages import Groups
-from oxrl.functional.masks import broadcast, require_same_shape
+from oxrl.functional.masks import require_same_shape
 
 
 class Weights(Protocol):
@@ -54,7 +55,7 @@ def _counts(response_mask: Tensor) -> Tensor:
 
 def _spread(row_weights: Tensor, response_mask: Tensor) -> Tensor:
     """[B] float64 to [B, T] float32, zero outside the mask."""
-    return broadcast(row_weights, response_mask).float()
+    return torch.where(response_mask, row_weights[:, None], 0.0).float()
 
 
 def token_mean(response_mask: Tensor) -> Tensor:
@@ -208,34 +209,27 @@ def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: floa
     return (by_prompt * preference[:, None]).float()
 
 
-# The cells that do not look at the prompts.
+def of_responses(weigh: Callable[..., Tensor]) -> Weights:
+    """The cell of weights that do not look at the prompts.
 
+    Args:
+        weigh: of the mask [B, T] and the numbers of the cell, weights [B, T].
 
-def _token_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """`token_mean`."""
-    return token_mean(response_mask)
+    Returns:
+        The same, for `WEIGHTS`.
+    """
 
+    def cell(response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any) -> Tensor:
+        return weigh(response_mask, **numbers)
 
-def _sequence_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """`sequence_mean`."""
-    return sequence_mean(response_mask)
-
-
-def _sequence_sum_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """`sequence_sum`."""
-    return sequence_sum(response_mask)
-
-
-def _fixed_length_cell(response_mask: Tensor, group_ids: Tensor, *, weights_length: int) -> Tensor:
-    """`fixed_length`."""
-    return fixed_length(response_mask, weights_length=weights_length)
+    return cell
 
 
 WEIGHTS: dict[str, Weights] = {
-    "token_mean": _token_mean_cell,
-    "sequence_mean": _sequence_mean_cell,
-    "sequence_sum": _sequence_sum_cell,
-    "fixed_length": _fixed_length_cell,
+    "token_mean": of_responses(token_mean),
+    "sequence_mean": of_responses(sequence_mean),
+    "sequence_sum": of_responses(sequence_sum),
+    "fixed_length": of_responses(fixed_length),
     "prompt_mean": prompt_mean,
     "lambda_group": lambda_group,
 }

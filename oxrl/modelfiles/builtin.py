@@ -21,6 +21,17 @@ CHAT_TEMPLATE = (
 )
 VOCABULARY = len(SPECIAL_TOKENS) + 256
 
+# The text part of both models that read images.
+TINY_VISION = {
+    "vocab_size": VOCABULARY + 4,
+    "max_position_embeddings": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 # Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
 BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -47,27 +58,9 @@ BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "head_dim": 32,
         },
         # 0.40M parameters with its vision tower: reads images (`builtin_vision.py`).
-        "builtin:tiny-vl": {
-            "vocab_size": VOCABULARY + 4,
-            "max_position_embeddings": 2048,
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        },
+        "builtin:tiny-vl": TINY_VISION,
         # 0.21M: every square of 8 pixels is a token, for worlds of small tiles.
-        "builtin:tiny-vla": {
-            "vocab_size": VOCABULARY + 4,
-            "max_position_embeddings": 2048,
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        },
+        "builtin:tiny-vla": TINY_VISION,
     }
 )
 # Built-in models that read images -> their parameters, which sizes of the text part do not tell.

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
-from oxrl.modelfiles.vision import config_file, model_config
+from oxrl.modelfiles.folder import config_file, model_config
 from oxrl.tables.vision import VISION_FAMILIES
 
 # Families whose parameters can be counted from their sizes alone.

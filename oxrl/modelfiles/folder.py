@@ -1,4 +1,4 @@
-"""Checks of the files of a model's folder, made before anything of it is loaded."""
+"""The files of a model: which of a folder are read, and what is wrong with them, before loading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import cast
 
 from safetensors import SafetensorError, safe_open
 
-from oxrl.errors import DataError
+from oxrl.errors import DataError, did_you_mean
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.hub_status import hub_or_cache
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Instead of a model's files: what a run's models were built from.
@@ -23,6 +25,23 @@ PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pt", "*.pth", "*.ckpt"
 FLOATS = ("F64", "F32", "F16", "BF16")
 # What a tokenizer is read from, in any of its forms.
 TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")
+SAFE = ".safetensors"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth")
+# Beside weights: configuration, tokenizer, templates and code.
+TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".py")
+# What training leaves beside a model, and nothing that loads the model reads.
+OF_TRAINING = (
+    "manifest.json",
+    "state.json",
+    "trainer_state.json",
+    "parts.json",
+    "oxrl_export.json",
+)
+OF_TRAINERS = ("optimizer", "scheduler", "rng_state", "training_args")
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+# Computes attention for `model.attention: flash_attention_2`; it is compiled against PyTorch.
+FLASH = "flash_attn"
+FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 
 Names = Mapping[str, str]
 
@@ -210,3 +229,88 @@ def _read_object(file: Path) -> tuple[dict[str, object], list[str]]:
     if not isinstance(values, dict):
         return {}, [f"{file.name} is a {type(values).__name__}, not a JSON object"]
     return cast("dict[str, object]", values), []
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """List what loading the model in `folder` can read: weights, configuration, tokenizer, code.
+
+    Returns:
+        Name in the folder -> file, sorted; without chat templates that are files of their own. For
+        an adapter also the files of the folder below it, under `base/`.
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    kinds = (*TEXTS, SAFE)
+    if not any(name.endswith(SAFE) for name in names):
+        kinds = (*kinds, *OTHER_WEIGHTS)
+    found: dict[str, Path] = {}
+    for name in names:
+        training = name in OF_TRAINING or name.startswith(OF_TRAINERS)
+        if name.endswith(kinds) and name not in CHAT_TEMPLATES and not training:
+            found[name] = folder / name
+    base = adapter_base(str(folder))
+    if base is not None and Path(base).is_dir():
+        for name, path in model_files(Path(base)).items():
+            found[f"base/{name}"] = path
+    return found
+
+
+def hub_source(model: str, revision: str | None) -> tuple[str, str | None] | None:
+    """Find what is read from the hub for `model`: itself, or the base of the adapter in its folder.
+
+    Args:
+        model: as `model.name`.
+        revision: as `model.revision`; goes before what an adapter notes.
+
+    Returns:
+        (name, revision); None where everything is on disk or built in.
+    """
+    if is_builtin(model):
+        return None
+    if not Path(model).is_dir():
+        return model, revision
+    base = adapter_base(model)
+    return None if base is None else hub_source(base, revision or adapter_revision(model))
+
+
+def hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit that loading `name` from the hub, or from its cache, would read.
+
+    Args:
+        name: on the hub.
+        revision: a branch, tag or commit; None: the main branch.
+
+    Returns:
+        None where it cannot be told: loading the model says why.
+    """
+    # Imported here: a fifth of a second that only names on the hub cost.
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        with hub_or_cache():
+            path = Path(hf_hub_download(name, "config.json", revision=revision))
+    except (errors.HTTPError, OSError, ValueError):
+        return None
+    return path.parts[path.parts.index("snapshots") + 1]
+
+
+def refuse_missing_folder(name: str, what: str = "model.name: no folder") -> None:
+    """Tell a folder that is not there from a name on the hub, as far as the name shows it.
+
+    Args:
+        name: of a model, or of something else that a command is pointed at.
+        what: begins the error.
+
+    Raises:
+        DataError: `name` can be no name on the hub, or begins like a folder here.
+    """
+    if Path(name).is_dir():
+        return
+    first, _, rest = name.partition("/")
+    local = first == "runs" or (Path(first).is_dir() and not (Path(first) / ".git").exists())
+    if not (name.startswith((".", "~", "/")) or "/" in rest or (rest and local)):
+        return
+    neighbours: list[str] = []
+    if Path(name).parent.is_dir():
+        neighbours = [path.name for path in Path(name).parent.iterdir()]
+    hint = did_you_mean(Path(name).name, neighbours)
+    raise DataError(f"{what} {name!r}{hint}")

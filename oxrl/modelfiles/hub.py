@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
-from oxrl.data.rows import Json, file_hash
 from oxrl.errors import DataError, UnreachableError
 from oxrl.modelfiles.hub_status import NONSENSE, hub_or_cache, why_silent
 
@@ -47,7 +48,7 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
     wanted = commit or revision or None
     try:
         with hub_or_cache():
-            found: Json = hf_hub_download(
+            found: Any = hf_hub_download(
                 repo, file, repo_type="dataset", revision=wanted, dry_run=not fetch
             )
     except errors.LocalEntryNotFoundError as error:
@@ -85,6 +86,22 @@ def identity(name: str, path: Path) -> str:
     if not name.startswith(SCHEME):
         return file_hash(path)
     return path.parts[path.parts.index("snapshots") + 1]
+
+
+def file_hash(path: str | Path) -> str:
+    """Hash a file's bytes, which tells whether a dataset changed since a checkpoint.
+
+    Args:
+        path: of the file; it is read piece by piece.
+
+    Returns:
+        SHA-256 in hexadecimal.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(repo: str, revision: str) -> str:

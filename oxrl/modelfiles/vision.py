@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from oxrl.modelfiles.builtin import BUILTIN_VISION, is_builtin
 from oxrl.modelfiles.folder import ADAPTER_CONFIG, BASE
-from oxrl.runs.files import Json
 from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
 
 CONFIG = "config.json"
@@ -16,7 +16,7 @@ PROCESSOR = "preprocessor_config.json"
 BUILTIN_FAMILY = VISION_FAMILIES["qwen3_vl"]
 
 
-def model_config(name: str) -> Json | None:
+def model_config(name: str) -> dict[str, Any] | None:
     """Read config.json of a model; None where it is not here.
 
     Args:
@@ -57,12 +57,18 @@ def vision_family(name: str) -> VisionFamily | None:
     return VISION_FAMILIES.get(family) if isinstance(family, str) else None
 
 
+def family_of(decoder: object) -> VisionFamily | None:
+    """The family of a model that reads images, by its config."""
+    config = getattr(decoder, "config", None)
+    return VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
+
+
 def has_image_processor(name: str) -> bool:
     """True if the model comes with what turns an image into its input."""
     return is_builtin(name) or (config_file(name).parent / PROCESSOR).is_file()
 
 
-def _object_in(file: Path) -> Json | None:
+def _object_in(file: Path) -> dict[str, Any] | None:
     """A JSON object; None where the file holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

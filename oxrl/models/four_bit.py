@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn import Linear, Module, Parameter
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from oxrl.errors import DataError, MissingExtraError
+from oxrl.models.weights import WeightType
 
 # held: weights stay in four bits; rounded: they are what four bits can hold, in an ordinary type.
 FourBit = Literal["no", "held", "rounded"]
@@ -26,18 +27,11 @@ NOTE = "base_quantization.json"
 INSTALL = "pip install 'oxrl[qlora]'"
 
 
-class Whole(NamedTuple):
-    """Shape and dtype of a weight that is taken apart."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def four_bit_settings(dtype: torch.dtype | Literal["auto"]) -> BitsAndBytesConfig:
+def four_bit_settings(dtype: torch.dtype) -> BitsAndBytesConfig:
     """Make the settings by which transformers loads a model's linear layers in four bits.
 
     Args:
-        dtype: that they compute in; "auto": float32.
+        dtype: that they compute in.
 
     Returns:
         What `from_pretrained` takes as `quantization_config`.
@@ -54,7 +48,7 @@ def four_bit_settings(dtype: torch.dtype | Literal["auto"]) -> BitsAndBytesConfi
         load_in_4bit=True,
         bnb_4bit_quant_type=CODES,
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32 if dtype == "auto" else dtype,
+        bnb_4bit_compute_dtype=dtype,
     )
 
 
@@ -77,7 +71,7 @@ def whole_weight(parameter: Tensor) -> Tensor:
     return cast(Tensor, dequantize_4bit(parameter.data, state))
 
 
-def whole_type(parameter: Tensor) -> Whole:
+def whole_type(parameter: Tensor) -> WeightType:
     """Shape and dtype of `whole_weight`.
 
     Args:
@@ -88,8 +82,8 @@ def whole_type(parameter: Tensor) -> Whole:
     """
     state = _state_of(parameter)
     if state is None:
-        return Whole(parameter.shape, parameter.dtype)
-    return Whole(torch.Size(state.shape), state.dtype)
+        return WeightType(parameter.shape, parameter.dtype)
+    return WeightType(torch.Size(state.shape), state.dtype)
 
 
 def in_four_bits(model: Module) -> bool:

@@ -6,40 +6,23 @@ transformers' processors of each family write there; those cannot all be loaded 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from PIL.Image import Image
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 
+from oxrl.data.image_store import Features
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.builtin_vision import vision_config, vision_processor
-from oxrl.modelfiles.vision import vision_family
+from oxrl.modelfiles.folder import vision_family
 from oxrl.models.load import named_in_errors
-from oxrl.types import TensorMap
 
 # Towers of LLaVA, and how many tokens each puts in front of those of its patches.
 LLAVA_TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 FAKE = "<fake_token_around_image>"
 WHOLE = "<global-img>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Features:
-    """One image as the model reads it.
-
-    tensors: input of the model -> [n, ...]; n differs from image to image.
-    patches: squares that the vision tower reads.
-    text: what stands for the image in a rendered prompt.
-    tokens: how many of its tokens an image feature takes the place of.
-    """
-
-    tensors: TensorMap
-    patches: int
-    text: str
-    tokens: int
 
 
 def load_image_processor(

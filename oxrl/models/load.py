@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from huggingface_hub.utils import enable_progress_bars
@@ -24,7 +23,6 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from oxrl.data.templates import TEMPLATE_FILE, template_text
 from oxrl.errors import DataError, OxrlError
 from oxrl.modelfiles.builtin import (
     BUILTIN_DIMS,
@@ -33,6 +31,7 @@ from oxrl.modelfiles.builtin import (
     builtin_tokenizer,
     is_builtin,
 )
+from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, template_text
 from oxrl.modelfiles.folder import (
     VALUE_HEAD_FILE,
     adapter_base,
@@ -42,7 +41,7 @@ from oxrl.modelfiles.folder import (
     stored_shapes,
 )
 from oxrl.modelfiles.hub_status import hub_answers, hub_or_cache, why_silent
-from oxrl.modelfiles.vision import vision_family
+from oxrl.modelfiles.folder import vision_family
 from oxrl.models.four_bit import (
     FourBit,
     four_bit_settings,
@@ -143,8 +142,7 @@ class _MadeUp(NamedTuple):
 
 def _made_up(name: str) -> _MadeUp:
     if name in BUILTIN_VISION:
-        # The others read no images.
-        from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
+        from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer  # reads images
 
         return _MadeUp(vision_policy, vision_tokenizer)
     return _MadeUp(builtin_policy, builtin_tokenizer)
@@ -234,85 +232,58 @@ def _placed(model: Model, options: LoadOptions) -> Model:
 
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
+    """Read a model, or leave its weights for later where that is asked for and can be."""
     if options.later and not options.trust_remote_code and options.four_bit == "no":
-        model = _without_weights(model_class, name, options)
+        if Path(name).is_dir():
+            check_model_folder(Path(name))
+        with named_in_errors("model", name):
+            model = build_without_weights(
+                model_class,
+                name,
+                dtype=options.dtype,
+                attention=options.attention,
+                revision=options.revision,
+                device=torch.device(options.device),
+            )
         if model is not None:
             return model
-    read = partial(
-        read_weights,
-        model_class,
-        name,
-        dtype=options.dtype,
-        attention=options.attention,
-        trust_remote_code=options.trust_remote_code,
-        revision=options.revision,
-    )
-    if options.four_bit == "no":
-        return read()
-    model = read(four_bit_on=torch.device(options.device))
+    model = read_weights(model_class, name, options)
     if options.four_bit == "rounded":
         undo_four_bit(model)
     return model
 
 
-def _without_weights(
-    model_class: type[Any], name: str, options: LoadOptions
-) -> PreTrainedModel | None:
-    """A model whose weights come later; None where they have to be read whole."""
-    if Path(name).is_dir():
-        check_model_folder(Path(name))
-    with named_in_errors("model", name):
-        return build_without_weights(
-            model_class,
-            name,
-            dtype=options.dtype,
-            attention=options.attention,
-            revision=options.revision,
-            device=torch.device(options.device),
-        )
-
-
 def read_weights(
-    model_class: type[Any],
-    name: str,
-    *,
-    dtype: torch.dtype | Literal["auto"],
-    attention: str = "auto",
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    four_bit_on: torch.device | None = None,
+    model_class: type[Any], name: str, options: LoadOptions, *, as_stored: bool = False
 ) -> PreTrainedModel:
     """`from_pretrained` that refuses weights it would have to invent.
 
     Args:
         model_class: with a `from_pretrained`.
         name: a directory or a hub name.
-        dtype: weights are cast to it; "auto": as they are stored.
-        attention: what computes it; "auto": transformers' choice.
-        trust_remote_code: run Python code that the model's authors ship with it.
-        revision: commit, tag or branch on the hub; None: the main branch.
-        four_bit_on: the device that linear layers are on, in four bits; None: as they are stored.
+        options: how it is loaded.
+        as_stored: weights have the types that they are stored with, not that of `options`.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
     chosen: dict[str, Any] = {}
-    if four_bit_on is not None:
-        settings = four_bit_settings(dtype)
-        chosen = {"quantization_config": settings, "device_map": {"": four_bit_on}}
+    if options.four_bit != "no":
+        chosen["quantization_config"] = four_bit_settings(options.dtype)
+        chosen["device_map"] = {"": torch.device(options.device)}
     local = Path(name).is_dir()
     if local:
         check_model_folder(Path(name))
     with named_in_errors("model", name):
-        if local and not trust_remote_code:
+        if local and not options.trust_remote_code:
             _check_shapes(model_class, Path(name))
         model, info = model_class.from_pretrained(
             name,
             output_loading_info=True,
-            dtype=dtype,
-            attn_implementation=None if attention == "auto" else attention,
-            trust_remote_code=trust_remote_code,
-            revision=revision or "main",
+            dtype="auto" if as_stored else options.dtype,
+            attn_implementation=None if options.attention == "auto" else options.attention,
+            trust_remote_code=options.trust_remote_code,
+            revision=options.revision or "main",
             # The other format is a pickle, which can run code when it is read.
             use_safetensors=True,
             **chosen,
@@ -324,7 +295,7 @@ def read_weights(
             f"such as {missing[0]!r}; they would start random. "
             "Is this a checkpoint of another kind of model?"
         )
-    if four_bit_on is not None:
+    if options.four_bit != "no":
         keep_readable(model)
     for weight, parameter in model.named_parameters():
         if not whole_weight(parameter).isfinite().all():

@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.adapters import IN_MODEL, adapted_layers, plain_name
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.stored import NamedTensor, NamedTensors
-from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import language_linears
+from oxrl.models.weights import IN_MODEL, adapted_layers, plain_name
 from oxrl.types import TensorMap
 
 # Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,

@@ -20,6 +20,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from oxrl.modelfiles.hub_status import hub_or_cache
 from oxrl.models.stored import StoredTensor, StoredTensors, stored_in_folder
+from oxrl.models.weights import plain_name
 from oxrl.types import Tensors
 
 ATTRIBUTE = "oxrl_weights_later"
@@ -28,8 +29,6 @@ WEIGHTS = "model*.safetensors"
 OF_MODEL = ("config.json", "generation_config.json", "model.safetensors.index.json", WEIGHTS)
 # Prefix of the backbone's parameters in a ValueModel.
 DECODER = "decoder."
-# What an adapter calls the layer that it is put on.
-UNDER_ADAPTER = ".base_layer."
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def awaited(model: Module) -> StoredTensors:
     found: StoredTensors = {}
     for name, parameter in model.named_parameters():
         if later is not None and parameter.is_meta:
-            plain = name.replace(UNDER_ADAPTER, ".")
+            plain = plain_name(name)
             if getattr(model, ATTRIBUTE, None) is None:
                 plain = plain.removeprefix(DECODER)
             found[name] = later.stored[plain]

@@ -17,15 +17,15 @@ from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import (
     Head,
     bootstrap_positions,
-    chunked_head,
+    head_of_batch,
     predicted_positions,
     spread,
 )
 from oxrl.functional.masks import at_least_float32
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
-from oxrl.models.vision_family import family_of
 from oxrl.types import Output, TokenBatch, Want
 
 TOP_K = "top_k="
@@ -168,26 +168,18 @@ def read_tokens(
     hidden = network.backbone(inputs).flatten(0, 1)
     if "values" in want:
         return _read_values(network, inputs, hidden)
-    token_at, hidden_at = predicted_positions(inputs.response_mask)
-    candidates = inputs.candidates
-    if candidates is not None:
-        candidates = candidates.flatten(0, 1)[token_at]
     top_k = [int(field.removeprefix(TOP_K)) for field in want if field.startswith(TOP_K)]
-    said = chunked_head(
-        hidden[hidden_at],
+    fields = head_of_batch(
+        hidden,
         network.head,
-        inputs.tokens.flatten()[token_at],
+        inputs.tokens,
+        inputs.response_mask,
         temperature=temperature,
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
-        candidates=candidates,
+        candidates=inputs.candidates,
         top_k=top_k[0] if top_k else 0,
     )
-    fields = {
-        name: spread(value, token_at, inputs.tokens)
-        for name, value in said._asdict().items()
-        if value is not None
-    }
     return Output(**fields)
 
 

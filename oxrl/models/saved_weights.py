@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import CheckpointError, DataError
 from oxrl.modelfiles.folder import VALUE_HEAD_FILE
-from oxrl.models.adapters import ADAPTER_FILE, has_adapter, model_name
-from oxrl.models.load import read_weights
+from oxrl.models.weights import ADAPTER_FILE, has_adapter, model_name
+from oxrl.models.load import DEFAULTS, read_weights
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder
-from oxrl.models.weights import WeightType, stored_names
+from oxrl.models.weights import ADAPTER_FILE, WeightType, has_adapter, model_name, stored_names
 
 # Prefix of a ValueModel's other parameters, which are in a file of their own.
 VALUE_HEAD = "value_head."
@@ -81,7 +81,7 @@ def _read_part(host: Module, directory: Path, pattern: str) -> Sources:
     # Transformers stores some models otherwise than it computes with them (experts one by one, and
     # fused). It knows how to read that: all at once.
     try:
-        whole = read_weights(type(host), str(directory), dtype="auto")
+        whole = read_weights(type(host), str(directory), DEFAULTS, as_stored=True)
     except DataError as error:
         raise CheckpointError(f"{directory} holds no {type(host).__name__}: {error}") from error
     for name, parameter in whole.named_parameters():

@@ -2,31 +2,40 @@
 
 Attention is what tells responses apart: the queries of a response see the prompt and what stands
 before them in their own response. Everything else in a decoder works on single tokens.
+
+A group of rows is [prompt; response 1; response 2; ...]; groups follow each other in one row,
+without padding.
+
+    rows            1 2 3 a b        packed    1 2 3 a b c
+                    1 2 3 c                    7 8 d
+                    7 8 d
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig
 
-from oxrl.data.token_rows import to_token_batch
 from oxrl.errors import ConfigError
 from oxrl.models.network import CausalNetwork
-from oxrl.models.prefix_layout import Block, PrefixLayout, packed
 from oxrl.types import TokenBatch
 
 SHARED = "oxrl_shared_prefix"
 LAYOUT = "prefix_layout"
 # Beyond attention as it is everywhere: what the functions here do not compute.
 UNKNOWN = ("softcap", "s_aux", "sliding_window")
-# Largest difference of hidden states, relative to the largest of them.
-TOLERANCE = 1e-4
-LOW_PRECISION_TOLERANCE = 3e-2
+# Rows up to so many tokens attend side by side, padded to each other; longer ones group by group.
+SIDE_BY_SIDE = 256
+# What one more block costs, in pairs of a token and one that it may see, padding included.
+BLOCK = 2**17
+# Rows are packed where that leaves at most so many of their tokens: fewer saved are not worth it.
+PAYS = 0.9
 
 
 class SharingRefused(ConfigError):
@@ -162,45 +171,221 @@ def _taken(tokens: Tensor, places: Tensor) -> Tensor:
 AttentionInterface.register(SHARED, attend)
 
 
-def trial_rows() -> TokenBatch:
-    """Groups of several, of one, without a prompt, and of a prompt of one token."""
-    groups = [(7, (5, 2, 9)), (3, (4,)), (0, (6, 6)), (1, (3, 8))]
-    rows: list[list[int]] = []
-    trained: list[list[bool]] = []
-    for number, (prompt, responses) in enumerate(groups):
-        begin = [2 + (5 * number + 3 * at) % 31 for at in range(prompt)]
-        for sample, length in enumerate(responses):
-            rest = [2 + (11 * number + 7 * sample + 13 * at) % 59 for at in range(length)]
-            rows.append(begin + rest)
-            trained.append([False] * prompt + [True] * length)
-    return to_token_batch(rows, trained, 0)
+class Group(NamedTuple):
+    """Rows with one prompt.
 
-
-@torch.no_grad()
-def check_sharing(model: PreTrainedModel) -> None:
-    """Make sure that rows computed together are what they are one by one.
-
-    Raises:
-        SharingRefused: they are not: the model carries something from token to token that is not
-            attention, or attends in a way that is not known here.
+    rows: of the batch. prompt: its tokens. tokens: that the model reads, the prompt once and all
+    that follows it.
     """
-    network = CausalNetwork(model)
-    batch = trial_rows().to(model.device)
-    real = batch.attention_mask
-    plain = network.backbone(batch)[real].float()
-    try:
-        shared = SharedPrefixNetwork(model).backbone(batch)[real].float()
-    except TypeError as error:
-        raise SharingRefused(
-            f"train.share_prefix: {type(model).__name__} does not hand the layout of a row to its "
-            f"attention ({error}); set it to false"
-        ) from error
-    difference = float((plain - shared).abs().max() / plain.abs().max())
-    low = next(model.parameters()).dtype != torch.float32
-    limit = LOW_PRECISION_TOLERANCE if low else TOLERANCE
-    if difference > limit:
-        raise SharingRefused(
-            f"train.share_prefix: hidden states of {type(model).__name__} differ by "
-            f"{difference:.2g} of the largest when the prompt of a group is read once, above "
-            f"{limit:g}; set it to false"
+
+    rows: list[int]
+    prompt: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Groups that attend side by side: P tokens the longest prompt, R response, T row.
+
+    prompts: [G, P] places of the tokens of every prompt. responses: [B, R] of every response.
+    rows: [B, T] of all that a response may see. sees: [1 or B, 1, R, T], which of it. Places are
+    those of the packed row; behind an end they are any.
+    """
+
+    prompts: Tensor
+    responses: Tensor
+    rows: Tensor
+    sees: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixLayout:
+    """The packed row of a batch, and the place of every token in it.
+
+    groups: in the order in which they stand. tokens, position_ids: [1, L] of the packed row.
+    places: [B, T] of every token of the batch, in the packed row; padding is anywhere.
+    blocks: what attends side by side. answers: [L], the index of every token in the outputs of the
+    blocks, which are joined one after the other, in each the prompts and then the responses; rows
+    of a group may be in several blocks.
+    """
+
+    groups: tuple[Group, ...]
+    tokens: Tensor
+    position_ids: Tensor
+    places: Tensor
+    blocks: tuple[Block, ...]
+    answers: Tensor
+
+
+def groups_of(batch: TokenBatch) -> list[Group]:
+    """The rows of a batch by what they begin with, in the order of their first rows.
+
+    A row begins with its tokens before the first that is trained on, all of them where none is, but
+    for the last one, so that a response is never empty.
+    """
+    real = batch.attention_mask.sum(1)
+    trained = batch.response_mask
+    first = torch.where(trained.any(1), trained.int().argmax(1), real)
+    prompts: list[int] = torch.minimum(first, real - 1).clamp(min=0).tolist()
+    lengths: list[int] = real.tolist()
+    found: dict[tuple[int, ...], list[int]] = {}
+    tokens = batch.tokens.tolist()
+    for row, length in enumerate(prompts):
+        found.setdefault(tuple(tokens[row][:length]), []).append(row)
+    groups: list[Group] = []
+    for prompt, rows in found.items():
+        responses = sum(lengths[row] - len(prompt) for row in rows)
+        groups.append(Group(rows, len(prompt), len(prompt) + responses))
+    return groups
+
+
+def packed(batch: TokenBatch) -> PrefixLayout | None:
+    """The packed row of a batch; None where its rows have too little in common."""
+    groups = groups_of(batch)
+    if not worth_packing(groups, batch.tokens.numel()):
+        return None
+    return laid_out(batch, groups)
+
+
+def worth_packing(groups: Sequence[Group], padded: int) -> bool:
+    """True if groups are read as one packed row: that saves enough tokens.
+
+    Args:
+        groups: of a batch. padded: its tokens as rows, padding included.
+    """
+    return sum(group.tokens for group in groups) <= PAYS * padded
+
+
+def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
+    """The packed row of all groups of a batch.
+
+    Args:
+        groups: every row of the batch is in one of them.
+    """
+    device = batch.tokens.device
+    counts = [len(group.rows) for group in groups]
+    rows = torch.tensor([row for group in groups for row in group.rows], device=device)
+    # Of every row, in the order in which they stand: its group, the group's first, its prompt.
+    group = torch.arange(len(groups), device=device).repeat_interleave(
+        torch.tensor(counts, device=device)
+    )
+    first = torch.searchsorted(group, group)
+    prompt = torch.tensor([found.prompt for found in groups], device=device)[group]
+    at = torch.arange(batch.tokens.shape[1], device=device).expand(len(rows), -1)
+    in_prompt = at < prompt[:, None]
+    leads = first == torch.arange(len(rows), device=device)
+    # What stands in the packed row on a row's account: its response, and its prompt if it leads.
+    own = batch.attention_mask[rows] & (~in_prompt | leads[:, None])
+    standing = (own.flatten().cumsum(0) - 1).view_as(at)
+    placed = torch.where(in_prompt, standing[first], standing).clamp(min=0)
+    places = torch.empty_like(placed)
+    places[rows] = placed
+    blocks: list[Block] = []
+    answers = torch.empty(int(own.sum()), dtype=torch.int64, device=device)
+    given = 0
+    lengths = batch.attention_mask[rows].sum(1).tolist()
+    for chosen in _blocks(counts, lengths):
+        here = torch.tensor(chosen, device=device)
+        block = _block(placed[here], prompt[here], own[here], leads[here])
+        number = leads[here].cumsum(0) - 1
+        answers[standing[here][own[here]]] = given + _answers(
+            block, prompt[here], own[here], number
         )
+        given += block.prompts.numel() + block.responses.numel()
+        blocks.append(block)
+    return PrefixLayout(
+        groups=tuple(groups),
+        tokens=batch.tokens[rows][own][None],
+        position_ids=at[own][None],
+        places=places,
+        blocks=tuple(blocks),
+        answers=answers,
+    )
+
+
+def _blocks(counts: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The rows of every block: of about one length, where padding costs more than another block.
+
+    Args:
+        counts: rows of every group. lengths: tokens of every row.
+    """
+    begin = 0
+    for count in [len(lengths)] if max(lengths) <= SIDE_BY_SIDE else counts:
+        rows = sorted(range(begin, begin + count), key=lambda row: -lengths[row])
+        squares = [lengths[row] ** 2 for row in rows]
+        first = 0
+        for piece in cheapest_cut(squares, most=sum(squares) * len(rows), price=BLOCK):
+            yield sorted(rows[first : first + piece])
+            first += piece
+        begin += count
+
+
+def _block(placed: Tensor, prompt: Tensor, own: Tensor, leads: Tensor) -> Block:
+    """Some groups as a block.
+
+    Args:
+        placed: [B, T] places of their rows. prompt: [B] tokens of the rows' prompts. own: [B, T],
+            what stands in the packed row on a row's account. leads: [B], first rows of groups,
+            whose prompts are read here.
+    """
+    rest = own.sum(1) - prompt * leads
+    longest = int((prompt + rest).max())
+    behind = torch.arange(int(rest.max()), device=placed.device)
+    at = prompt[:, None] + behind
+    longest_prompt = int((prompt * leads).max())
+    known = prompt[:1] if bool((prompt == prompt[0]).all()) else prompt
+    last_seen = known[:, None, None, None] + behind[:, None]
+    return Block(
+        prompts=placed[leads, :longest_prompt],
+        responses=placed.gather(1, at.clamp(max=placed.shape[1] - 1)),
+        rows=placed[:, :longest],
+        sees=torch.arange(longest, device=placed.device) <= last_seen,
+    )
+
+
+def _answers(block: Block, prompt: Tensor, own: Tensor, group: Tensor) -> Tensor:
+    """The index of every token of a block in the block's outputs, prompts first.
+
+    Args:
+        prompt, own: as of `_block`. group: [B] of every row, counted from 0.
+    """
+    longest_prompt = block.prompts.shape[1]
+    count, longest_response = block.responses.shape
+    at = torch.arange(own.shape[1], device=own.device).expand_as(own)
+    in_prompt = group[:, None] * longest_prompt + at
+    row = torch.arange(count, device=own.device)[:, None]
+    in_response = block.prompts.numel() + row * longest_response + at - prompt[:, None]
+    return torch.where(at < prompt[:, None], in_prompt, in_response)[own]
+
+
+def cheapest_cut(lengths: Sequence[int], *, most: int, price: int) -> list[int]:
+    """Rows of every piece, so that the sum over pieces of `rows x longest + price` is least.
+
+    Where two cuts cost the same, earlier pieces are larger. By dynamic programming from the end.
+
+    Args:
+        lengths: of the rows, the longest first.
+        most: tokens of a piece, padding included; a longer row is a piece of its own.
+        price: of a piece, in tokens.
+    """
+    count = len(lengths)
+    if count and lengths[0] * count <= most and lengths[0] * count - sum(lengths) <= price:
+        return [count]
+    costs = torch.zeros(count + 1, dtype=torch.int64)
+    every = torch.arange(1, count + 1)
+    taken = [0] * count
+    for first in range(count - 1, -1, -1):
+        length = lengths[first]
+        fitting = min(count - first, max(1, most // length))
+        rows = every[:fitting]
+        found = length * rows + costs[first + 1 : first + 1 + fitting]
+        # Of equal costs that with the most rows.
+        best = int((found * (count + 1) - rows).argmin())
+        taken[first] = best + 1
+        costs[first] = found[best] + price
+    pieces: list[int] = []
+    first = 0
+    while first < count:
+        pieces.append(taken[first])
+        first += pieces[-1]
+    return pieces

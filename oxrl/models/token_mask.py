@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import DataError
 from oxrl.models.meta_init import home_of
-from oxrl.models.vision_family import never_sampled
+from oxrl.tables.vision import VISION_FAMILIES
+from oxrl.types import TokenIds
 
 ATTRIBUTE = "oxrl_sampled_only"
 
@@ -47,10 +48,26 @@ def excluded(model: PreTrainedModel, vocabulary: int) -> Tensor | None:
         model: a language model.
         vocabulary: rows of its output head.
     """
-    never = never_sampled(model.base_model, vocabulary, home_of(model))
+    home = home_of(model)
     support = getattr(model, ATTRIBUTE, None)
-    if support is None:
-        return never
-    outside = torch.ones(vocabulary, dtype=torch.bool, device=home_of(model))
-    outside[list(support)] = False
-    return outside
+    if support is not None:
+        outside = torch.ones(vocabulary, dtype=torch.bool, device=home)
+        outside[list(support)] = False
+        return outside
+    banned = [token for token in banned_tokens(model.base_model.config) if 0 <= token < vocabulary]
+    if not banned:
+        return None
+    never = torch.zeros(vocabulary, dtype=torch.bool, device=home)
+    never[banned] = True
+    return never
+
+
+def banned_tokens(config: object) -> TokenIds:
+    """Ids of tokens that stand in prompts alone; empty for a model of text.
+
+    Args:
+        config: of transformers, of the whole model.
+    """
+    family = VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
+    named = () if family is None else [getattr(config, field, None) for field in family.never]
+    return tuple(token for token in named if isinstance(token, int))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oxrl.models.vision_family import family_of
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.vision_parts import part_of
 from oxrl.types import TensorMap, Tensors
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from oxrl.errors import InvariantError
-from oxrl.models.vision_family import PATCHES
-from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
+from oxrl.tables.vision import PATCHES, VISION_FAMILIES, VisionFamily
 from oxrl.types import Tensors, TokenBatch
 
 

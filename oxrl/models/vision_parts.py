@@ -9,10 +9,9 @@ from torch.nn import Linear
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError
-from oxrl.models.vision_family import family_of
+from oxrl.modelfiles.folder import family_of
 
 log = logging.getLogger(__name__)
-PARTS = ("vision", "projector")
 
 
 def part_of(model: PreTrainedModel) -> dict[str, str]:

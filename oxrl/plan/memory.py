@@ -19,7 +19,7 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 # There where Linux counts the memory of a container; "max" where that has no limit.
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 FLOAT32 = 4
-# Packing has to save at least a tenth: PAYS in oxrl/models/prefix_layout.py.
+# Packing has to save at least a tenth: PAYS in oxrl/models/shared_prefix.py.
 PAYS = 0.9
 # Rows up to so many tokens attend side by side: SIDE_BY_SIDE there.
 SIDE_BY_SIDE = 256

@@ -27,9 +27,8 @@ from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.rollout import ActionConfig
 from oxrl.config.sections.train import is_own
 from oxrl.data.dataset import Dataset, ReadOptions
-from oxrl.data.layouts import in_our_words
 from oxrl.data.order import index_at
-from oxrl.data.rows import Record, read_rows
+from oxrl.data.rows import Record, in_our_words, read_rows
 from oxrl.errors import (
     ConfigError,
     DataError,
@@ -40,10 +39,9 @@ from oxrl.errors import (
 )
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.dims import ModelDims, model_dims
-from oxrl.modelfiles.files import refuse_missing_folder
-from oxrl.modelfiles.folder import adapter_base, check_model_folder
+from oxrl.modelfiles.folder import adapter_base, check_model_folder, refuse_missing_folder
 from oxrl.modelfiles.hub import locate
-from oxrl.modelfiles.vision import has_image_processor
+from oxrl.modelfiles.folder import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.plan.needs import disk_needed, memory_needed
 from oxrl.rewards.pool_choice import REHEARSED, try_reward

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.errors import RewardError, required
-from oxrl.functional.advantage_inputs import AdvantageInputs, Estimator
-from oxrl.functional.group_advantages import GROUP_ADVANTAGES
+from oxrl.functional.group_advantages import GROUP_ADVANTAGES, AdvantageInputs, Estimator
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS

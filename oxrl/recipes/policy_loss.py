@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from oxrl.functional.clipped_losses import CLIPPED_GATES
-from oxrl.functional.gates import Gate
+from oxrl.functional.gates import CLIPPED_GATES, Gate
 
 
 def find_gate(name: str) -> Gate:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.batching import check_first_ratio
-from oxrl.data.sample_record import SampleLine, sample_line
+from oxrl.data.samples import SampleLine, sample_line
 from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
 from oxrl.functional.metrics import (

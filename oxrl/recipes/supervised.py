@@ -10,8 +10,7 @@ from typing import Protocol
 
 import torch
 
-from oxrl.data.conversations import Example
-from oxrl.data.token_rows import pad_rows, to_token_batch
+from oxrl.data.batching import pad_rows, to_inputs
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
@@ -19,7 +18,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
 from oxrl.recipes.step import apply_step
-from oxrl.types import Images, Metrics, Output, SupervisedBatch
+from oxrl.types import Example, Images, Metrics, Output, SupervisedBatch
 
 WANT = frozenset({"logprobs"})
 
@@ -92,27 +91,23 @@ def to_supervised_batch(
     packs = [[example] for example in examples]
     if pack_tokens is not None:
         packs = pack(examples, pack_tokens)
-    tokens: list[list[int]] = []
-    targets: list[list[bool]] = []
-    positions: list[list[int]] = []
-    for row in packs:
-        tokens.append([token for example in row for token in example.token_ids])
-        positions.append([at for example in row for at in range(len(example.token_ids))])
-        trained = [on for example in row for on in example.trained]
-        # The first token of an example has nothing before it to be predicted from.
-        targets.append([on and at > 0 for on, at in zip(trained, positions[-1], strict=True)])
-    inputs = to_token_batch(tokens, targets, pad_id)
-    if images is not None:
-        inputs = images.attach(inputs, [_shown(row) for row in packs])
+    positions = [[at for one in row for at in range(len(one.token_ids))] for row in packs]
+    inputs = to_inputs([_joined(row) for row in packs], pad_id, images)
     if pack_tokens is not None:
         inputs = dataclasses.replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
     return SupervisedBatch(inputs=inputs, loss_weights=token_mean(inputs.response_mask))
 
 
-def _shown(row: Sequence[Example]) -> tuple[str, tuple[str, ...]]:
-    """Return the name of a row, and the images that its examples show."""
-    names = tuple(name for example in row for name in example.images)
-    return " + ".join(example.uid for example in row), names
+def _joined(row: Sequence[Example]) -> Example:
+    """Return examples as one, in which the first token of each is not trained: there is nothing
+    before it to be predicted from.
+    """
+    return Example(
+        uid=" + ".join(example.uid for example in row),
+        token_ids=tuple(token for example in row for token in example.token_ids),
+        trained=tuple(on and at > 0 for example in row for at, on in enumerate(example.trained)),
+        images=tuple(name for example in row for name in example.images),
+    )
 
 
 def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:

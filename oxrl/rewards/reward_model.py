@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
-from oxrl.data.token_rows import to_token_batch
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule, steps_rule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.batching import checked_rollout_batch
-from oxrl.data.repetition import repetition_metrics
+from oxrl.data.samples import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep

@@ -18,7 +18,7 @@ from typing import NamedTuple, get_args
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import TemplateError
-from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
+from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, contexts_of
 from oxrl.data.messages import Message, Tools, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample import (
@@ -158,7 +158,7 @@ class EpisodeEngine:
         self.wake = engine.wake
         self._pool = pool
         self._encoder = encoder
-        self._contexts = contexts or Window(encoder, None)
+        self._contexts = contexts or contexts_of(encoder, "whole", splits=False)
         self._limits = limits
         self._named = named
         self._actions = actions
@@ -523,12 +523,11 @@ class EpisodeEngine:
             episode.images = tuple(read.images)
         sampled = sampled_in(episode, answered)
         episode.exchanges.append(Exchange(sampled, episode.turns[answered].text, messages))
-        reading = self._contexts.next(
+        reading = self._contexts(
             Conversation(
                 opening=episode.conversation,
                 tools=episode.tools,
                 exchanges=episode.exchanges,
-                token_ids=episode.tokens,
             )
         )
         if reading is None or reading.new or answered == last:

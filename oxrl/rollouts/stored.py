@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxrl.data.sample_record import recorded_prompt
+from oxrl.data.samples import recorded_prompt
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.files import read_records
 from oxrl.types import Completion, Group, Segment, Turn

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+# Of `TokenBatch.extras`: for micro-batches, no input of a model.
+PATCHES = "patches"
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionFamily:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from oxrl.data.rows import Fields, Json, JsonObject, Record, Rows, file_hash, read_rows
+from oxrl.data.rows import Fields, Json, JsonObject, Record, Rows, read_rows
 from oxrl.errors import DataError, MissingExtraError
-from oxrl.modelfiles.hub import locate
+from oxrl.modelfiles.hub import file_hash, locate
 from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed

@@ -16,8 +16,7 @@ from itertools import chain, combinations, cycle, pairwise
 from math import inf
 from pathlib import Path
 
-from oxrl.data.layouts import field_at
-from oxrl.data.rows import Fields, Json, Rows
+from oxrl.data.rows import Fields, Json, Rows, field_at
 from oxrl.types import Texts
 from oxrl_graders.relations import closing_bracket
 

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.data.action_heads import read_head
+from oxrl.data.action_heads import FastHead, read_head
 from oxrl.data.actions import ActionHead, Quantiles, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode
-from oxrl.data.fast_head import FastHead
 from oxrl.data.turns import TurnEncoder
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer

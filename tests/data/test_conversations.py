@@ -12,11 +12,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
+from oxrl.types import Example
 
 WriteRows = Callable[..., Path]
 END, USER, ASSISTANT = 1, 2, 3

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxrl.data.action_heads import read_head
+from oxrl.data.action_heads import FastHead, read_head
 from oxrl.data.actions import ActionHead
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode, Merge, cosines, fit, read_code
-from oxrl.data.fast_head import FastHead
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 

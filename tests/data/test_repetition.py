@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from oxrl.data.repetition import is_loop, repetition_metrics
+from oxrl.data.samples import is_loop, repetition_metrics
 from oxrl.types import Completion, Prompt, Rollout, Score
 
 PROSE = (

@@ -15,8 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from oxrl.data.memory import lines_of
-from oxrl.data.rows import file_hash, read_rows
+from oxrl.data.rows import read_rows
 from oxrl.errors import DataError
+from oxrl.modelfiles.hub import file_hash
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -16,10 +16,9 @@ import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template  # pyright: ignore
 
 from oxrl.data.conversations import ConversationDataset
-from oxrl.data.templates import DATE, fitting_template, template_text
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
-from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES
+from oxrl.modelfiles.chat_templates import DATE, TRAINING_TEMPLATES, fitting_template, template_text
 from oxrl.models.load import load_tokenizer
 
 WriteRows = Callable[..., Path]

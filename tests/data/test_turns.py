@@ -107,10 +107,10 @@ def test_a_rewritten_history_begins_a_row_only_where_that_is_asked_for() -> None
     turns = encoder(DROPS_THOUGHTS)
     said = "hm</think>4"
     exchange = Exchange((*builtin_tokenizer().encode(said), END), said, user("and 3+3?"))
-    talk = Conversation(opening=user("2+2?"), tools=(), exchanges=[exchange], token_ids=())
-    rewritten = contexts_of(turns, "whole", splits=True).next(talk)
+    talk = Conversation(opening=user("2+2?"), tools=(), exchanges=[exchange])
+    rewritten = contexts_of(turns, "whole", splits=True)(talk)
     assert rewritten is not None and rewritten.new
     assert "hm" not in text_of(rewritten.token_ids) and "4<|end|>" in text_of(rewritten.token_ids)
-    kept = contexts_of(turns, "whole", splits=False).next(talk)
+    kept = contexts_of(turns, "whole", splits=False)(talk)
     assert kept is not None and not kept.new
     assert text_of(kept.token_ids) == "\n<|user|>\nand 3+3?<|end|>\n<|assistant|>\n"

@@ -20,7 +20,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.optimizers import undecayed
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, EngineError
-from oxrl.functional.clipped_losses import ppo_clip
+from oxrl.functional.gates import ppo_clip
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo
 from oxrl.functional.supervised_losses import supervised_loss

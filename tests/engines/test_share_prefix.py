@@ -26,8 +26,8 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import CausalNetwork
-from oxrl.models.prefix_layout import groups_of, laid_out
-from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
+from oxrl.models.shared_prefix import SharedPrefixNetwork, groups_of, laid_out
+from oxrl.models.trials import check_sharing
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, TokenBatch
 
@@ -158,14 +158,14 @@ def test_layers_that_are_computed_again_share_prompts_too() -> None:
 def test_long_rows_attend_group_by_group_and_unlike_rows_apart(
     monkeypatch: pytest.MonkeyPatch, side_by_side: int, block: int
 ) -> None:
-    monkeypatch.setattr("oxrl.models.prefix_layout.SIDE_BY_SIDE", side_by_side)
-    monkeypatch.setattr("oxrl.models.prefix_layout.BLOCK", block)
+    monkeypatch.setattr("oxrl.models.shared_prefix.SIDE_BY_SIDE", side_by_side)
+    monkeypatch.setattr("oxrl.models.shared_prefix.BLOCK", block)
     batch = rows_of([*GROUPS, (0, [2, 4])])
     layout = laid_out(batch, groups_of(batch))
     if block:
         assert len(layout.blocks) == (1 if side_by_side else len(GROUPS) + 1)
     elif side_by_side:
-        assert len(layout.blocks) == len({*batch.lengths()})
+        assert len(layout.blocks) == len({*batch.attention_mask.sum(1).tolist()})
     else:
         assert len(layout.blocks) > len(GROUPS) + 1
     assert len(layout.answers) == layout.tokens.numel()
@@ -261,7 +261,7 @@ def test_the_rows_of_a_prompt_stay_together_as_far_as_they_fit(budget: int, rank
         inside = batch.select(part.units)
         tokens = sum(group.tokens for group in groups_of(inside))
         assert tokens <= budget or len(part.units) == 1
-        assert part.length == max(inside.lengths())
+        assert part.length == int(inside.attention_mask.sum(1).max())
     if budget == 10**6:
         prompts = [len(groups_of(batch.select(part.units))) for part in cut]
         assert sum(prompts) == len(GROUPS)

@@ -31,7 +31,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.models.vision_family import banned_tokens
+from oxrl.models.token_mask import banned_tokens
 from oxrl.models.weights import buckets
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Rollout, Sampling, Score

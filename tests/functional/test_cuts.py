@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from oxrl.functional.cuts import cheapest_cut
+from oxrl.models.shared_prefix import cheapest_cut
 
 
 def cost(lengths: list[int], pieces: list[int], price: int) -> int:

@@ -14,13 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.clipped_losses import (
+from oxrl.functional.gates import (
+    Decision,
+    clean,
+    finish,
     gspo,
     importance_sampling,
     policy_gradient,
     ppo_clip,
 )
-from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.policy_losses import (
     cispo,
     clip_cov,

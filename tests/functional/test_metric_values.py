@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.clipped_losses import ppo_clip
+from oxrl.functional.gates import ppo_clip
 from oxrl.functional.group_advantages import group_normalize
 from oxrl.functional.metrics import (
     advantage_metrics,

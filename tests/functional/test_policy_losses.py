@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.clipped_losses import (
+from oxrl.functional.corrections import truncate_weights
+from oxrl.functional.gates import (
     gspo,
     policy_gradient,
     ppo_clip,
 )
-from oxrl.functional.corrections import truncate_weights
 from oxrl.functional.kl import kl_k3_plus
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES, cispo

@@ -19,8 +19,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.network import CausalNetwork, ValueModel, fix_rotations, unpadded
-from oxrl.models.shared_prefix import check_sharing
-from oxrl.models.sharing_trial import try_sharing
+from oxrl.models.trials import check_sharing, try_sharing
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Sampling, TokenBatch
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from oxrl.commands.dry_run import dry_run
 from oxrl.config import Config
 from oxrl.modelfiles.builtin import builtin_tokenizer
-from oxrl.models.shrink import shrink
+from oxrl.models.trials import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Its defaults name no size of a head, without which it cannot be built at any size.

@@ -25,8 +25,7 @@ from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
-from oxrl.data.action_heads import read_head
-from oxrl.data.fast_head import FastHead
+from oxrl.data.action_heads import FastHead, read_head
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import load_policy, load_tokenizer

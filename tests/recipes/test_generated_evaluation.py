@@ -12,7 +12,7 @@ from figures import Learned
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
-from oxrl.data.prompts import AnsweredPrompts
+from oxrl.data.conversations import AnsweredPrompts
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.plan.plan import plan_text

@@ -15,8 +15,7 @@ from oxrl.assembly.assemble import note_machine
 from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.dims import ModelDims, model_dims
-from oxrl.models.flops import ModelWork
-from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, Rows, model_work
+from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, ModelWork, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock, MachineSpeed, machine_speed
 from oxrl.types import (

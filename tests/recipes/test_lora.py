@@ -27,9 +27,9 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.trainer import AdapterOff
 from oxrl.errors import ConfigError, EngineError
-from oxrl.models.adapters import adapter_off
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.models.weights import adapter_off
 from oxrl.rewards.reward_model import scorer
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock

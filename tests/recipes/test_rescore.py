@@ -14,7 +14,7 @@ from oxrl.cli import app
 from oxrl.commands.rescore import Comparison, Rescored, ranks, report, run_score
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.data.sample_record import prompt_fields, recorded_prompt, sample_line
+from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.rollouts.stored import recorded_completion
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn

@@ -19,10 +19,9 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.sample.choice import FAST
 from oxrl.errors import ConfigError, RunDirectoryError
-from oxrl.models import shared_prefix, sharing_trial
+from oxrl.models import trials
 from oxrl.models.shared_prefix import SharingRefused
-from oxrl.models.sharing_trial import try_sharing
-from oxrl.models.trial_cache import remembered_trial
+from oxrl.models.trials import remembered_trial, try_sharing
 from oxrl.runs.pins import CHOICES_FILE
 
 FIELD = "train.share_prefix"
@@ -134,7 +133,7 @@ def test_weights_that_are_no_good_for_it_are_trained_without(
     def refuse(model: PreTrainedModel) -> None:
         raise SharingRefused("train.share_prefix: hidden states differ; set it to false")
 
-    monkeypatch.setattr(shared_prefix, "check_sharing", refuse)
+    monkeypatch.setattr(trials, "check_sharing", refuse)
     cfg = rl_config(tmp_path, "refused", ["train.epochs=2"])
     run(cfg)
     assert choice_of(cfg) == {"value": False, "why": "hidden states differ"}
@@ -189,7 +188,7 @@ def test_a_prompt_seen_wrongly_is_found(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """Responses that see one token too few, and then a rounding worse than that of plain rows."""
-    right = sharing_trial._gradient
+    right = trials._gradient
 
     def off(model: PreTrainedModel, *, share: bool) -> torch.Tensor:
         found = right(model, share=share)
@@ -198,7 +197,7 @@ def test_a_prompt_seen_wrongly_is_found(
             found *= 1 + (0.05 if low else 1e-4)
         return found
 
-    monkeypatch.setattr(sharing_trial, "_gradient", off)
+    monkeypatch.setattr(trials, "_gradient", off)
     with pytest.raises(SharingRefused, match="above"):
         try_sharing(tiny("qwen3").config, dtype)
 

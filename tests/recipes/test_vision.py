@@ -38,10 +38,10 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError, DataError, InvariantError, RunDirectoryError
 from oxrl.functional.logprobs import NO_CHANCE
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.image_features import ImageReader
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import CausalNetwork, unpadded
-from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import freeze, part_of
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests

@@ -9,11 +9,11 @@ import random
 import pytest
 from scripted import END, PAD, Play, ScriptedSampler, requests, scored, user_turn
 
+from oxrl.data.action_heads import FastHead
 from oxrl.data.actions import ActionHead
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.data.fast import FastCode
-from oxrl.data.fast_head import FastHead
 from oxrl.engines.sample.sampler import generate
 from oxrl.rollouts.episodes import SUCCESS, UNDECODED
 from oxrl.types import Completion, Request, Segment

@@ -40,7 +40,7 @@ def check_rows(inputs: EpisodeInputs, asked: list[Request], sampler: ScriptedSam
         rows = (inputs.episode_ids == episode).nonzero()[:, 0].tolist()
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for row in rows:
-            tokens = inputs.rows.tokens[row, : inputs.rows.lengths()[row]].tolist()
+            tokens = inputs.rows.tokens[row][inputs.rows.attention_mask[row]].tolist()
             mask = inputs.rows.response_mask[row].tolist()
             starts = [at for at in range(len(tokens)) if mask[at] and not mask[at - 1]]
             for start in starts:
@@ -119,7 +119,7 @@ def test_a_cut_episode_ends_with_what_its_next_turn_would_read(play: Play, reads
     inputs = rows_of(asked, done)
     last = int(inputs.last_rows[0])
     assert not inputs.rows.response_mask[last].any()
-    read = inputs.rows.tokens[last, : inputs.rows.lengths()[last]].tolist()
+    read = inputs.rows.tokens[last][inputs.rows.attention_mask[last]].tolist()
     answer = user_turn("go on")
     before = [*answer, *sampler.seen["0/0"][2][1]] if reads == "window: 2" else []
     assert read == [*before, *answer]

@@ -15,7 +15,7 @@ from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.data.image_files import ImageRules, content_name
 from oxrl.data.image_store import ImageStore
-from oxrl.data.sample_record import sample_line
+from oxrl.data.samples import sample_line
 from oxrl.engines.sample.sampler import generate
 from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader

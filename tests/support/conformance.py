@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, NonFiniteError
-from oxrl.functional.clipped_losses import ppo_clip
+from oxrl.functional.gates import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss

@@ -21,7 +21,7 @@ from oxrl.config.checks.usual import (
 from oxrl.config.schema import Config
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Problems
-from oxrl.modelfiles.vision import vision_family
+from oxrl.modelfiles.folder import vision_family
 from oxrl.tables.cells import GROUPS
 from oxrl.tables.policy import ROWS
 

@@ -22,10 +22,10 @@ from oxrl.engines.sample import RowLogprobs
 from oxrl.engines.train import Buckets
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.adapters import has_adapter
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.network import CausalNetwork
 from oxrl.models.token_mask import is_restricted
-from oxrl.models.vision_family import family_of
+from oxrl.models.weights import has_adapter
 from oxrl.seeds import stable_seed
 from oxrl.types import Images, Metrics, Rollout, Rollouts, TokenBatch
 

@@ -51,7 +51,7 @@ from oxrl.engines.transport.base import (
 )
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
-from oxrl.models.adapters import plain_name
+from oxrl.models.weights import plain_name
 from oxrl.types import Images, Metrics, Rollouts, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.

@@ -25,9 +25,9 @@ from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
+from oxrl.modelfiles.folder import family_of
 from oxrl.models.network import unpadded
 from oxrl.models.vision_cache import SeenImages, tower_is_still
-from oxrl.models.vision_family import family_of
 from oxrl.models.vision_network import read_with_images, rotary_positions
 from oxrl.types import FinishReason, Request, Requests, Tensors, TokenBatch, TokenIds
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import ModuleSampler
-from oxrl.models.vision_family import family_of
+from oxrl.modelfiles.folder import family_of
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore

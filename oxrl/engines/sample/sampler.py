@@ -29,8 +29,8 @@ from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.rows import Slots, pad_rows, row_batches
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
-from oxrl.models.adapters import has_adapter
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
+from oxrl.models.weights import has_adapter
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.types import (
     Completion,

@@ -33,10 +33,10 @@ from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.modelfiles.builtin import is_builtin
-from oxrl.modelfiles.vision import vision_family
+from oxrl.modelfiles.folder import vision_family
 from oxrl.models.fingerprints import HeldPieces, joined
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.vision_family import banned_tokens
+from oxrl.models.token_mask import banned_tokens
 from oxrl.types import FinishReason, Metrics, Prefix, Request
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from oxrl.errors import EngineError
 from oxrl.types import Tensors
 
 if TYPE_CHECKING:
-    from oxrl.data.image_store import ImageStore, Read
+    from oxrl.data.image_store import Features, ImageStore
 
 IMAGE = "image"
 # How the names of inputs with pixels begin: they have a row per patch, tile or square. All others
@@ -50,7 +50,7 @@ def image_prompt(
     )
 
 
-def _places(tokens: Sequence[int], image_id: int, reads: Sequence[Read]) -> list[object]:
+def _places(tokens: Sequence[int], image_id: int, reads: Sequence[Features]) -> list[object]:
     """Find the place of each image: its first and last token, and which in between are its own."""
     place = vllm_module("multimodal.inputs").PlaceholderRange
     row = torch.tensor(tokens)
@@ -71,7 +71,7 @@ def _places(tokens: Sequence[int], image_id: int, reads: Sequence[Read]) -> list
     return found
 
 
-def _item(read: Read, *, counted: bool) -> object:
+def _item(read: Features, *, counted: bool) -> object:
     """Return the inputs that one image is to vLLM's model.
 
     Args:

@@ -34,10 +34,9 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.optimizers import LOW_PRECISION
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.adapters import has_adapter
 from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.meta_init import materialised
-from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
+from oxrl.models.weights import Whole, buckets, has_adapter, room_for, sent_bytes
 from oxrl.runs.ranks import Ranks
 from oxrl.types import Output, Tensors, TokenBatch, TrainBatch, Want
 

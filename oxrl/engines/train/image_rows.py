@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from oxrl.models.vision_family import PATCHES
+from oxrl.tables.vision import PATCHES
 from oxrl.types import Output, Ragged, Tensors, TokenBatch, TrainBatch
 
 

@@ -8,10 +8,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.functional.cuts import cheapest_cut
-from oxrl.models.prefix_layout import Group, groups_of
-from oxrl.models.vision_family import PATCHES
+from oxrl.models.shared_prefix import Group, cheapest_cut, groups_of
 from oxrl.runs.ranks import Ranks
+from oxrl.tables.vision import PATCHES
 from oxrl.types import TokenBatch, TrainBatch
 
 # What a micro-batch costs beside its tokens, in tokens: on a CPU 217, 64 and 62 with models of
@@ -119,7 +118,7 @@ def group_micro_batches(
     groups = groups_of(batch.inputs)
     if len(groups) == len(batch.inputs):  # nothing in common
         return micro_batches(batch, budget=budget, ranks=ranks, price=price)
-    lengths = batch.inputs.lengths()
+    lengths: Integers = batch.inputs.attention_mask.sum(1).tolist()
     if len(batch) < len(batch.inputs):
         pieces = _units(groups, lengths, len(batch))
         lengths = torch.tensor(lengths).view(len(batch), -1).amax(1).tolist()

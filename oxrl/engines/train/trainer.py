@@ -54,7 +54,6 @@ from oxrl.engines.train.optimizers import (
 )
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, DataError
-from oxrl.models.adapters import adapter_off
 from oxrl.models.load import not_finite
 from oxrl.models.meta_init import arrived, awaited, home_of
 from oxrl.models.network import (
@@ -65,9 +64,9 @@ from oxrl.models.network import (
     token_model,
     vocabulary_of,
 )
-from oxrl.models.shrink import check_small
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
-from oxrl.models.weights import WeightType, buckets, sent_bytes
+from oxrl.models.trials import check_small
+from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
@@ -242,7 +241,7 @@ class Trainer(ABC):
             try:
                 return compute()
             except torch.OutOfMemoryError as error:
-                longest = max(inputs.lengths(), default=0)
+                longest = max(inputs.attention_mask.sum(1).tolist(), default=0)
                 if not self._begins_anew or self.micro_batch_tokens <= longest:
                     raise
                 halved = max(self.micro_batch_tokens // 2, longest)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oxrl.checkpoint import Saved
 from oxrl.engines.train import TrainEngine
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 

@@ -7,7 +7,7 @@ import dataclasses
 from torch import Tensor
 
 from oxrl.errors import required
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.metrics import value_metrics
 from oxrl.functional.value_losses import value_loss

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from oxrl.data.episode_rows import EpisodeInputs
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature
 from oxrl.types import RolloutBatch
 

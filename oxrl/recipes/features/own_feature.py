@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oxrl.checkpoint import Saved
 from oxrl.errors import did_you_mean
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.session import RolloutProgress

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.types import RolloutBatch
 

@@ -1,12 +1,19 @@
-"""A sample as a line of samples.jsonl, and its prompt back: enough to score it again."""
+"""Samples as lines of samples.jsonl, to be scored again, and how often they repeat themselves."""
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Sequence
 
-from oxrl.types import Named, Prompt, Rollout, Score, Values
+from oxrl.types import Metrics, Named, Prompt, Rollout, Rollouts, Values
 
 SampleLine = dict[str, object]
+# Bytes below which a text is too short to be called a loop.
+SHORTEST_LOOP = 200
+# Size that compression leaves of a loop; of prose and proofs it leaves a third or more.
+# The same idea as the compression ratio of Whisper's decoding, arXiv:2212.04356, section 4.5.
+LOOP_LEFT = 0.15
 
 
 def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:
@@ -41,11 +48,19 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "finish_reason": completion.finish_reason,
         "answer": prompt.answer,
     }
-    line |= prompt.shown
+    if prompt.images:
+        line["images"] = list(prompt.images)
     if score.parts or score.statuses:
-        line |= _part_fields(score)
+        line["parts"] = dict(score.parts)
+    if score.statuses:
+        line["part_statuses"] = dict(score.statuses)
     if completion.end is not None:
-        line |= _episode_fields(rollout)
+        line |= {
+            "reason": completion.reason or score.reason,
+            "end": completion.end,
+            "opening": list(completion.opening),
+            "turns": [vars(turn) for turn in completion.turns],
+        }
     return line
 
 
@@ -61,7 +76,7 @@ def prompt_fields(prompt: Prompt) -> Values:
         JSON values; token ids, answer, uid and images are not among them.
     """
     fields: Values = {
-        "prompt": prompt.question,
+        "prompt": prompt.messages[-1]["content"] if prompt.messages else "",
         "plain": prompt.plain,
     }
     if not prompt.plain:
@@ -82,25 +97,6 @@ def _version_spans(versions: Sequence[int]) -> list[list[int]]:
         else:
             spans.append([version, position, position + 1])
     return spans
-
-
-def _part_fields(score: Score) -> Values:
-    """Return the fields of a line of samples.jsonl about the parts of a score."""
-    fields: Values = {"parts": dict(score.parts)}
-    if score.statuses:
-        fields["part_statuses"] = dict(score.statuses)
-    return fields
-
-
-def _episode_fields(episode: Rollout) -> Values:
-    """Return the fields of a line of samples.jsonl that only episodes have."""
-    completion = episode.completion
-    return {
-        "reason": completion.reason or episode.score.reason,
-        "end": completion.end,
-        "opening": list(completion.opening),
-        "turns": [vars(turn) for turn in completion.turns],
-    }
 
 
 def recorded_prompt(line: Named) -> Prompt:
@@ -124,3 +120,44 @@ def recorded_prompt(line: Named) -> Prompt:
         metadata=dict(line.get("metadata", {})),
         plain=bool(line.get("plain", True)),
     )
+
+
+def repetition_metrics(rollouts: Rollouts) -> Metrics:
+    """Measure how often responses of a rollout step repeat themselves, and those of their group.
+
+    Args:
+        rollouts: of a step, in any order.
+
+    Returns:
+        `data/looping_frac`, the share of responses that say one thing again and again, and
+        `data/duplicate_frac`, over all pairs of a group the share with equal texts, where there are
+        pairs. Empty for no rollouts.
+    """
+    if not rollouts:
+        return {}
+    texts = [rollout.completion.text for rollout in rollouts]
+    looping = sum(map(is_loop, texts))
+    metrics = {"data/looping_frac": looping / len(texts)}
+    sizes = Counter(rollout.group_id for rollout in rollouts)
+    same = Counter((rollout.group_id, rollout.completion.text) for rollout in rollouts)
+    pairs = _pairs(sizes)
+    if pairs:
+        metrics["data/duplicate_frac"] = _pairs(same) / pairs
+    return metrics
+
+
+def is_loop(text: str) -> bool:
+    """True if a text is mostly one passage, repeated.
+
+    Args:
+        text: of a response; one below SHORTEST_LOOP bytes is none.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) < SHORTEST_LOOP:
+        return False
+    return len(zlib.compress(data, 1)) < LOOP_LEFT * len(data)
+
+
+def _pairs(counts: Counter[int] | Counter[tuple[int, str]]) -> int:
+    """Unordered pairs of things that are counted together."""
+    return sum(count * (count - 1) // 2 for count in counts.values())
