@@ -13,10 +13,15 @@ from oxrl.config.sections.train import is_own
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import template_file
-from oxrl.modelfiles.folder import CHAT_TEMPLATES, hub_commit, hub_source, model_files
-from oxrl.modelfiles.folder import is_reward_model
+from oxrl.modelfiles.folder import (
+    CHAT_TEMPLATES,
+    hub_commit,
+    hub_source,
+    is_reward_model,
+    model_files,
+    vision_family,
+)
 from oxrl.modelfiles.hub import identity, locate
-from oxrl.modelfiles.folder import vision_family
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (

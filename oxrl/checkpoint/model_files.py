@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from oxrl.checkpoint.layout import TENSORS_OF_TORCH, WEIGHT, Entry, FileLayout, FileLayouts
 from oxrl.modelfiles.folder import VALUE_HEAD_FILE
-from oxrl.models.weights import ADAPTER_FILE, file_name, has_adapter
 from oxrl.models.four_bit import whole_type
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel

@@ -15,8 +15,7 @@ from oxrl.config.dry_run import dry_run_config
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.builtin_vision import TINY_VL
-from oxrl.modelfiles.folder import adapter_base
-from oxrl.modelfiles.folder import vision_family
+from oxrl.modelfiles.folder import adapter_base, vision_family
 from oxrl.models.load import load_tokenizer, named_in_errors
 from oxrl.models.trials import shrink
 from oxrl.seeds import stable_seed

@@ -29,8 +29,8 @@ from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
-from oxrl.modelfiles.hub import locate
 from oxrl.modelfiles.folder import has_image_processor, vision_family
+from oxrl.modelfiles.hub import locate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import (

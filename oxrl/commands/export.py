@@ -17,8 +17,7 @@ from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.targets import find_target
 from oxrl.errors import CheckpointWriteError, DataError
 from oxrl.modelfiles.builtin import is_builtin
-from oxrl.modelfiles.folder import is_reward_model
-from oxrl.modelfiles.folder import has_image_processor, vision_family
+from oxrl.modelfiles.folder import has_image_processor, is_reward_model, vision_family
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.runs.checkpoints import is_checkpoint, is_run
 from oxrl.runs.files import Json, fsync, pretty_json, read_json

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from oxrl.data.messages import MessageList, MessageSequence, Tools, texts_of, with_texts
-from oxrl.data.template_trial import require_end
 from oxrl.errors import DataError
 from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, suggestion
 from oxrl.types import Texts
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Without any of these a template only walks over the messages that it is given.
+CAN_REPEAT = re.compile(r"range|macro|recursive|\*|center|indent|lipsum|\d{5,}")
 # What rendering a template raises, which is a program, of messages and tools that are anything.
 UNWRITABLE = (
     jinja2.TemplateError,
@@ -55,8 +56,11 @@ class ChatEncoder:
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an "
                 "instruction-tuned model, or set model.chat_template to a Jinja file"
             )
-        if isinstance(tokenizer.chat_template, str):
-            require_end(tokenizer.chat_template)
+        template = tokenizer.chat_template
+        if isinstance(template, str) and CAN_REPEAT.search(template):
+            from oxrl.data.template_trial import require_end  # most only walk over the messages
+
+            require_end(template)
         self._tokenizer = tokenizer
         self.hidden = 0
         self.stop_text = str(tokenizer.eos_token)

@@ -8,10 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
-from oxrl.modelfiles.folder import config_file, model_config
+from oxrl.modelfiles.folder import config_file, model_config, stored_shapes
 from oxrl.tables.vision import VISION_FAMILIES
 
 # Families whose parameters can be counted from their sizes alone.
@@ -217,15 +217,11 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
 
 def stored_parameters(folder: Path) -> int | None:
     """Parameters in the folder's model*.safetensors, by their headers; None when there are none."""
-    total = 0
-    for file in folder.glob("model*.safetensors"):
-        try:
-            with safe_open(file, framework="np") as weights:
-                for name in weights.keys():
-                    total += prod(weights.get_slice(name).get_shape())
-        except SafetensorError:
-            return None
-    return total or None
+    try:
+        shapes = stored_shapes(folder, "model*.safetensors")
+    except SafetensorError:
+        return None
+    return sum(map(prod, shapes.values())) or None
 
 
 def model_context(name: str) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 
 from oxrl.errors import DataError, did_you_mean
-from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.builtin import BUILTIN_VISION, is_builtin
 from oxrl.modelfiles.hub_status import hub_or_cache
+from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Instead of a model's files: what a run's models were built from.
@@ -42,6 +43,10 @@ CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 # Computes attention for `model.attention: flash_attention_2`; it is compiled against PyTorch.
 FLASH = "flash_attn"
 FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
+CONFIG = "config.json"
+PROCESSOR = "preprocessor_config.json"
+# Of built-in models that read images.
+BUILTIN_FAMILY = VISION_FAMILIES["qwen3_vl"]
 
 Names = Mapping[str, str]
 
@@ -91,10 +96,10 @@ def is_reward_model(name: str) -> bool:
     return (Path(name) / VALUE_HEAD_FILE).is_file()
 
 
-def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in the folder's model*.safetensors, by name."""
+def stored_shapes(folder: Path, pattern: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in the folder's files of `pattern`, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob(pattern)):
         with safe_open(file, framework="np") as opened:
             for name in opened.keys():
                 shapes[name] = tuple(opened.get_slice(name).get_shape())
@@ -218,7 +223,7 @@ def _tensors(file: Path) -> tuple[Names, list[str]]:
     return found, []
 
 
-def _read_object(file: Path) -> tuple[dict[str, object], list[str]]:
+def _read_object(file: Path) -> tuple[dict[str, Any], list[str]]:
     """A JSON object; what is wrong with its file."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -228,7 +233,7 @@ def _read_object(file: Path) -> tuple[dict[str, object], list[str]]:
         return {}, [f"{file.name} is no JSON: {error}"]
     if not isinstance(values, dict):
         return {}, [f"{file.name} is a {type(values).__name__}, not a JSON object"]
-    return cast("dict[str, object]", values), []
+    return cast("dict[str, Any]", values), []
 
 
 def model_files(folder: Path) -> dict[str, Path]:
@@ -314,3 +319,56 @@ def refuse_missing_folder(name: str, what: str = "model.name: no folder") -> Non
         neighbours = [path.name for path in Path(name).parent.iterdir()]
     hint = did_you_mean(Path(name).name, neighbours)
     raise DataError(f"{what} {name!r}{hint}")
+
+
+def model_config(name: str) -> dict[str, Any] | None:
+    """Read config.json of a model; None where it is not here.
+
+    Args:
+        name: a folder, or a hub name, of which the local cache is read.
+    """
+    values, wrong = _read_object(config_file(name))
+    return None if wrong else values
+
+
+def config_file(name: str) -> Path:
+    """Find where the model's config.json is, or would be: its folder, or the hub's cache."""
+    local = Path(name) / CONFIG
+    if local.is_file():
+        return local
+    # Imported here: a fifth of a second that only names on the hub cost.
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(name, CONFIG)
+    except ValueError:  # no name that the hub would give
+        return local
+    return Path(cached) if isinstance(cached, str) else local
+
+
+def vision_family(name: str) -> VisionFamily | None:
+    """The family of a model that reads images; None of others, and where it cannot be told.
+
+    Args:
+        name: as `model.name`; of an adapter's folder, what is below it counts.
+    """
+    if is_builtin(name):
+        return BUILTIN_FAMILY if name in BUILTIN_VISION else None
+    adapter, _ = _read_object(Path(name) / ADAPTER_CONFIG)
+    base = adapter.get(BASE)
+    if isinstance(base, str) and base != name:
+        return vision_family(base)
+    values = model_config(name)
+    family = None if values is None else values.get("model_type")
+    return VISION_FAMILIES.get(family) if isinstance(family, str) else None
+
+
+def family_of(decoder: object) -> VisionFamily | None:
+    """The family of a model that reads images, by its config."""
+    config = getattr(decoder, "config", None)
+    return VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
+
+
+def has_image_processor(name: str) -> bool:
+    """True if the model comes with what turns an image into its input."""
+    return is_builtin(name) or (config_file(name).parent / PROCESSOR).is_file()

@@ -39,9 +39,9 @@ from oxrl.modelfiles.folder import (
     check_model_folder,
     has_tokenizer,
     stored_shapes,
+    vision_family,
 )
 from oxrl.modelfiles.hub_status import hub_answers, hub_or_cache, why_silent
-from oxrl.modelfiles.folder import vision_family
 from oxrl.models.four_bit import (
     FourBit,
     four_bit_settings,

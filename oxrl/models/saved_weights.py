@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import CheckpointError, DataError
 from oxrl.modelfiles.folder import VALUE_HEAD_FILE
-from oxrl.models.weights import ADAPTER_FILE, has_adapter, model_name
 from oxrl.models.load import DEFAULTS, read_weights
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel

@@ -39,9 +39,13 @@ from oxrl.errors import (
 )
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.dims import ModelDims, model_dims
-from oxrl.modelfiles.folder import adapter_base, check_model_folder, refuse_missing_folder
+from oxrl.modelfiles.folder import (
+    adapter_base,
+    check_model_folder,
+    has_image_processor,
+    refuse_missing_folder,
+)
 from oxrl.modelfiles.hub import locate
-from oxrl.modelfiles.folder import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.plan.needs import disk_needed, memory_needed
 from oxrl.rewards.pool_choice import REHEARSED, try_reward

@@ -15,9 +15,7 @@ from oxrl.errors import did_you_mean, why_no_file
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES, template_file
 from oxrl.modelfiles.dims import without_attention
-from oxrl.modelfiles.folder import FLASH, FLASH_INSTALL
-from oxrl.modelfiles.folder import ADAPTER_CONFIG
-from oxrl.modelfiles.folder import vision_family
+from oxrl.modelfiles.folder import ADAPTER_CONFIG, FLASH, FLASH_INSTALL, vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 REMOTE = ("http://", "https://")
