@@ -21,6 +21,10 @@ def head_chunk(vocabulary: int) -> int:
     return max(64, min(4096, 2**21 // vocabulary))
 
 
+# Field of `train` -> the number as it was first declared.
+NUMBERS: dict[str, AnyNumber] = {}
+
+
 @dataclass(frozen=True)
 class Number(Generic[T]):
     """One number that a cell, a method or a feature reads.
@@ -46,6 +50,9 @@ class Number(Generic[T]):
     le: float | None = None
     lt: float | None = None
     field: str = ""
+
+    def __post_init__(self) -> None:
+        NUMBERS.setdefault(self.key, self)
 
     def at(self, default: T, source: str = "") -> Number[T]:
         """Return the same number with the default of another cell.
@@ -547,9 +554,3 @@ KEEP_PER_PROMPT: Number[int | None] = Number(
 CENTER_COEFF = Number(
     "center_coeff", 0.0, "Reward model: weight of the squared sum of a pair's scores.", ge=0
 )
-
-# Field of `train` -> the number as it was first declared.
-NUMBERS: dict[str, AnyNumber] = {}
-for _number in tuple(globals().values()):
-    if isinstance(_number, Number):
-        NUMBERS.setdefault(_number.key, _number)
