@@ -21,7 +21,7 @@ from oxrl.engines.sample.sampler import next_finished
 from oxrl.errors import InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
-from oxrl.runs.waiting import LOOK_S, Patience, StopAsked, never
+from oxrl.runs.waiting import LOOK_S, StopAsked, never
 from oxrl.types import Completion, Metrics, Request
 from oxrl.usercode.messages import completion_of
 
@@ -297,9 +297,9 @@ class AheadRollouts:
 
     def _poll(self, stop: StopAsked) -> None:
         """Sample until nothing in flight is missing."""
-        patience = Patience(stop, self.parts.deadline_s)
+        deadline_s = self.parts.deadline_s
         while missing := [id for id in self._requests if id not in self._done]:
-            finished = next_finished(self.parts.sampler, patience, missing)
+            finished = next_finished(self.parts.sampler, missing, stop=stop, deadline_s=deadline_s)
             for item in finished:
                 self._done[item.request.id] = item.completion
                 self.parts.heard(item)

@@ -1,4 +1,6 @@
-"""The worth of an episode: the rewards of its turns, and the score by the run's reward."""
+"""The worth of an episode: the rewards of its turns, and the score by the run's reward; and the
+metric that counts its end.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,11 @@ class EpisodeScorer:
         judged = self._scorer.score(groups, patience)
         pairs = zip(own, judged, strict=True)
         return [list(map(both, by_turns, by_reward)) for by_turns, by_reward in pairs]
+
+
+def counter(end: str) -> str:
+    """The metric that counts episodes of this end."""
+    return f"episode/{end}"
 
 
 def of_turns(completion: Completion) -> Score:

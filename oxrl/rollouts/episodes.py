@@ -28,6 +28,7 @@ from oxrl.engines.sample import (
 )
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
+from oxrl.rollouts.episode_scores import counter
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import (
@@ -118,11 +119,6 @@ class Episode:
     # The turn that the environment is answering, and the limit that cut it, if one did.
     turn: Completion | None = None
     cut_by: EpisodeEnd | None = None
-
-
-def counter(end: str) -> str:
-    """The metric that counts episodes of this end."""
-    return f"episode/{end}"
 
 
 class EpisodeEngine:

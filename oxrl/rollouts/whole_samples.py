@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from oxrl.errors import RunDirectoryError
+from oxrl.rollouts.episode_scores import counter
 from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
@@ -103,8 +104,6 @@ def episode_counts(rollouts: Rollouts) -> Metrics:
     episodes = [rollout.completion for rollout in rollouts if rollout.completion.end is not None]
     if not episodes:
         return {}
-    from oxrl.rollouts.episodes import counter  # samples of single turns do without
-
     found = dict.fromkeys(map(counter, get_args(EpisodeEnd)), 0.0)
     for episode in episodes:
         found[counter(str(episode.end))] += 1

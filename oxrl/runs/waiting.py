@@ -97,8 +97,8 @@ class Patience:
         """Note that nobody wants the answers any more: waits in other threads are to end."""
         self._cancelled = True
 
-    def look(self, what: str) -> None:
-        """Return if the wait is to go on.
+    def look(self, what: str) -> float:
+        """Return if the wait is to go on: the seconds to wait until the next look.
 
         Args:
             what: is waited for, and what to do about it.
@@ -116,6 +116,7 @@ class Patience:
         if now - max(self._answered, self._said) > SAY_S:
             self._said = now
             say_waiting(what.partition(". ")[0], deadline, now - self._answered)
+        return self.slice_s
 
 
 def end_of(process: subprocess.Popen[bytes], what: str) -> int:

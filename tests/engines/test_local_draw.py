@@ -33,10 +33,10 @@ def test_noise_is_standard_gumbel_and_uncorrelated_between_neighbours() -> None:
 def test_draws_follow_the_softmax_at_the_temperature() -> None:
     count, temperature = 40_000, 0.7
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -4.0])
-    keys = noise_keys(torch.full((count,), 11), torch.arange(count))
     tokens, logprobs = sample_tokens(
         logits.expand(count, -1),
-        keys,
+        torch.full((count,), 11),
+        torch.arange(count),
         temperature=torch.full((count,), temperature),
         stochastic=None,
     )
@@ -50,7 +50,8 @@ def test_a_greedy_row_takes_the_largest_logit_beside_sampled_rows() -> None:
     stochastic = torch.arange(200) % 2.0
     tokens, _ = sample_tokens(
         logits,
-        noise_keys(torch.arange(200), torch.zeros(200).long()),
+        torch.arange(200),
+        torch.zeros(200).long(),
         temperature=torch.ones(200),
         stochastic=stochastic,
     )

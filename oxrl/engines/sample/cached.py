@@ -125,7 +125,7 @@ class CachedSampler(ModuleSampler):
         order = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
         _select(lane, order)
         self._lanes.append(lane)
-        self._finished += self._release(lane, self._sample(lane.slots, 0, logits[order]))
+        self._sample_next(lane, logits[order])
 
     def _decode_step(self, lane: Lane) -> None:
         """Read what the lane's cache lacks, the last token of every row, and sample the next."""
@@ -144,7 +144,7 @@ class CachedSampler(ModuleSampler):
         logits = self._read(lane, tokens, slots.requests)
         self._counted["decode_steps"] += 1
         self._counted["active_rows"] += active
-        self._finished += self._release(lane, self._sample(slots, 0, logits))
+        self._sample_next(lane, logits)
 
     def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
         """Compute logits [n, V] after `tokens` [n, t], which the lane's cache then holds too.
@@ -156,6 +156,12 @@ class CachedSampler(ModuleSampler):
         output: Any = self.network.decoder(input_ids=tokens, use_cache=True, **known)
         lane.cache = getattr(output, self._cache_name)
         return head_logits(output.last_hidden_state[:, -1], self.network.head)
+
+    def _sample_next(self, lane: Lane, logits: Tensor) -> None:
+        """Sample a token for each row of a lane, and release the rows it ends."""
+        self._counted["tokens"] += len(logits)
+        ended = lane.slots.sample(0, logits, self._version)
+        self._finished += self._release(lane, ended)
 
     def _release(
         self, lane: Lane, ended: Sequence[int], reason: FinishReason | None = None

@@ -63,16 +63,18 @@ def module_sampler(
     Raises:
         EngineError: the model has no separate output head, or keeps no cache.
     """
-    if family_of(model) is not None:
-        from oxrl.engines.sample.cached import VisionSampler
-
-        return VisionSampler(model, tokenizer, max_rows=max_rows, images=images)
+    reads_images = family_of(model) is not None
     # The fast one decodes with attention of its own, which stands in for sdpa alone.
-    fast = getattr(model.config, "_attn_implementation", None) == "sdpa"
+    fast = getattr(model.config, "_attn_implementation", None) == "sdpa" and not reads_images
     if fast and attends_to_everything(model.config, longest):
         return LocalSampler(model, tokenizer, max_rows=max_rows)
-    from oxrl.engines.sample.cached import CachedSampler  # models that the fast one is wrong for
+    from oxrl.engines.sample.cached import (  # models that the fast one is wrong for
+        CachedSampler,
+        VisionSampler,
+    )
 
+    if reads_images:
+        return VisionSampler(model, tokenizer, max_rows=max_rows, images=images)
     return CachedSampler(model, tokenizer, max_rows=max_rows)
 
 

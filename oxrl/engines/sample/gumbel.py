@@ -23,13 +23,19 @@ _SECOND_32 = 0xC2B2AE35 - 2**32
 
 
 def sample_tokens(
-    logits: Tensor, keys: Tensor, *, temperature: Tensor, stochastic: Tensor | None
+    logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    temperature: Tensor,
+    stochastic: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Sample one token per row.
 
     Args:
         logits: [n, V], already restricted to the tokens that may be sampled (others -inf).
-        keys: [n] int64 from `noise_keys`.
+        seeds: [n] int64, of the requests.
+        positions: [n] int64, the index of the token in its response.
         temperature: [n], positive.
         stochastic: [n], 1.0 for rows to sample and 0.0 for greedy rows; None samples every row.
 
@@ -37,7 +43,7 @@ def sample_tokens(
         (token ids [n] int64, their logprobs [n] under softmax(logits / temperature)).
     """
     z = logits / temperature[:, None]
-    noise = gumbel_noise(keys, z.shape[1], z.dtype)
+    noise = gumbel_noise(noise_keys(seeds, positions), z.shape[1], z.dtype)
     if stochastic is None:
         noisy = z + noise
     else:

@@ -34,9 +34,10 @@ MOST_ANSWER = 1 << 30
 class Wanted(Patience):
     """Patience that lasts until the process is ended: who asked it says how long that is."""
 
-    def look(self, what: str) -> None:
+    def look(self, what: str) -> float:
         if self._cancelled:
             raise Stopped
+        return self.slice_s
 
 
 class Call(NamedTuple):

@@ -1,9 +1,9 @@
 """LocalSampler: RolloutEngine in one process, on the very module that the trainer trains.
 
 The way of a request: `submit` puts it into the queue. `poll` then works step by step: `_admit`
-gives waiting requests free slots, has their prompts read (`prefill.py`), and samples their first
+gives waiting requests free slots, has their prompts read (`Prompts`), and samples their first
 tokens; `_decode_step` reads the last token of every active row, over the keys and values in
-`cache.py`, and samples the next ones. `_sample_next` notes the tokens in `slots.py` and releases
+`RowCache`, and samples the next ones. `_sample_next` has the tokens noted in `Slots` and releases
 the rows that they end. `cached.py` is for the models that this cannot sample from.
 """
 
@@ -35,9 +35,12 @@ from oxrl.engines.sample.rows import (
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.types import FinishReason, Request, Requests, TokenIds
+from oxrl.types import FinishReason, Request, TokenIds
 
 UNLIMITED = 2**31
+GROUPED = "oxrl_grouped"
+# Attention spans and capacities are multiples of this many tokens.
+SPAN = 32
 
 
 class LocalSampler(ModuleSampler):
@@ -66,8 +69,7 @@ class LocalSampler(ModuleSampler):
         # None while rows are active: asleep, or computed from old weights; `_work` makes it anew.
         self._cache: RowCache | None = None
 
-    def _accept(self, request: Request) -> None:
-        super()._accept(request)
+    def _expect(self, request: Request) -> None:
         self._prompts.expect(request)
 
     @torch.inference_mode()
@@ -90,10 +92,12 @@ class LocalSampler(ModuleSampler):
                 return
             count = min(free, len(self._waiting))
             admitted = [self._waiting.popleft() for _ in range(count)]
-            self._prefill(admitted)
+            prompts, read = self._prompts.take(admitted)
+            wanted = sum(len(prompt_of(request)) for request in admitted)
+            self._counted["prefill_tokens"] += read
+            self._counted["prefill_tokens_saved"] += wanted - read
             first = len(self._slots.requests)
             self._slots.occupy(admitted)
-            prompts = [self._prompts[request] for request in admitted]
             slot = first
             # Samples of one prompt stand side by side.
             for _, same in groupby(prompts, key=id):
@@ -101,14 +105,6 @@ class LocalSampler(ModuleSampler):
                 self._fill(slice(slot, slot + len(alike)), alike[0].kv)
                 slot += len(alike)
             self._sample_next(first, torch.stack([prompt.logits for prompt in prompts]))
-            for request in admitted:
-                self._prompts.forget(request)
-
-    def _prefill(self, requests: Requests) -> None:
-        wanted = sum(len(prompt_of(request)) for request in requests)
-        read = self._prompts.read(requests)
-        self._counted["prefill_tokens"] += read
-        self._counted["prefill_tokens_saved"] += wanted - read
 
     def _fill(self, slots: slice, kv: Tensor) -> None:
         if self._cache is None:
@@ -138,7 +134,8 @@ class LocalSampler(ModuleSampler):
 
     def _sample_next(self, first: int, logits: Tensor) -> None:
         """Sample a token for each of the slots from `first` on, and release the rows it ends."""
-        ended = self._sample(self._slots, first, logits)
+        self._counted["tokens"] += len(logits)
+        ended = self._slots.sample(first, logits, self._version)
         self._finished += self._release(ended)
 
     def _release(self, ended: Sequence[int], reason: FinishReason | None = None) -> Responses:
@@ -214,11 +211,6 @@ def _context(model: PreTrainedModel) -> int:
             f"{type(model).__name__} has {set(layers)}"
         )
     return positions
-
-
-GROUPED = "oxrl_grouped"
-# Attention spans and capacities are multiples of this many tokens.
-SPAN = 32
 
 
 def rounded(length: int) -> int:

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from oxrl.engines.sample import TokenRows
+from oxrl.engines.sample.gumbel import restrict, sample_tokens
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
 from oxrl.types import Prefix, Request, Requests, TokenIds
@@ -56,8 +57,12 @@ class Prompts:
             del self._waiting[prompt]
             self._prefilled.pop(prompt, None)
 
-    def read(self, requests: Requests) -> int:
-        """Read the prompts that have not been read yet. Returns how many tokens they have."""
+    def take(self, requests: Requests) -> tuple[list[Prefilled], int]:
+        """Return the prompts of requests that wait no longer; read those that were not read yet.
+
+        Returns:
+            (the prompt of each request, how many tokens were read).
+        """
         wanted = dict.fromkeys(prompt_of(request) for request in requests)
         missing = [prompt for prompt in wanted if prompt not in self._prefilled]
         for batch in row_batches(missing):
@@ -65,10 +70,10 @@ class Prompts:
             logits = head_logits(ends, self._network.head)
             for prompt, kv, after in zip(batch, kvs, logits, strict=True):
                 self._prefilled[prompt] = Prefilled(kv, after)
-        return sum(map(len, missing))
-
-    def __getitem__(self, request: Request) -> Prefilled:
-        return self._prefilled[prompt_of(request)]
+        taken = [self._prefilled[prompt_of(request)] for request in requests]
+        for request in requests:
+            self.forget(request)
+        return taken, sum(map(len, missing))
 
     def drop_prefilled(self) -> None:
         """Forget what was read, not who waits: the next `read` reads it again."""
@@ -184,19 +189,27 @@ class Slots:
             self.restricted |= sampling.top_k > 0 or sampling.top_p < 1
             self.requests.append(request)
 
-    def append(self, first: int, tokens: Tensor, logprobs: Tensor, version: int) -> list[int]:
-        """Note one sampled token for each of the m slots from `first` on.
+    def sample(self, first: int, logits: Tensor, version: int) -> list[int]:
+        """Sample a token for each of the m slots from `first` on.
 
         Args:
-            tokens: [m] int64.
-            logprobs: [m], nats.
-            version: of the weights that they were sampled with.
+            logits: [m, V], of the slots' next tokens, before any temperature.
+            version: of the weights that these are of.
 
         Returns:
             The slots whose response it ends, by a stop token or by its length.
         """
-        rows = slice(first, first + len(tokens))
+        rows = slice(first, first + len(logits))
         count = self.count[rows]
+        temperature = self.temperature[rows]
+        if self.restricted:
+            logits = restrict(
+                logits, temperature=temperature, top_k=self.top_k[rows], top_p=self.top_p[rows]
+            )
+        stochastic = self.stochastic[rows] if self.greedy else None
+        tokens, logprobs = sample_tokens(
+            logits, self.seed[rows], count, temperature=temperature, stochastic=stochastic
+        )
         at = count[:, None]
         self.tokens[rows].scatter_(1, at, tokens[:, None])
         self.logprobs[rows].scatter_(1, at, logprobs[:, None])

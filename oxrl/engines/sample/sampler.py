@@ -25,7 +25,6 @@ from oxrl.engines.sample import (
     ShownImages,
     TokenRows,
 )
-from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.rows import Slots, pad_rows, row_batches
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
@@ -80,12 +79,11 @@ def generate(
         Stopped: a signal asked to stop; nothing of `requests` is left in flight.
         EngineError: the engine refuses a request.
     """
-    patience = Patience(stop, deadline_s)
     engine.submit(requests)
     done: dict[str, Completion] = {}
     while missing := [request.id for request in requests if request.id not in done]:
         try:
-            finished = next_finished(engine, patience, missing)
+            finished = next_finished(engine, missing, stop=stop, deadline_s=deadline_s)
         except Stopped:
             engine.abort(missing)
             raise
@@ -95,13 +93,16 @@ def generate(
     return [done[request.id] for request in requests]
 
 
-def next_finished(engine: RolloutEngine, patience: Patience, missing: Sequence[str]) -> Responses:
+def next_finished(
+    engine: RolloutEngine, missing: Sequence[str], *, stop: StopAsked, deadline_s: float
+) -> Responses:
     """Poll until something finishes, and look for signals in between.
 
     Args:
         engine: that they are in.
-        patience: how long to wait in all, and whom to ask whether to stop.
         missing: ids of what is in flight.
+        stop: whether the run was asked to stop.
+        deadline_s: seconds to wait in all.
 
     Returns:
         At least one finished request, of whichever.
@@ -110,11 +111,12 @@ def next_finished(engine: RolloutEngine, patience: Patience, missing: Sequence[s
         DeadlineError: nothing finished within the deadline, or the engine is idle.
         Stopped: a signal asked to stop; everything stays in flight.
     """
+    patience = Patience(stop, deadline_s)
     what = "a sampled response"
     while True:
-        patience.look(what)
+        seconds = patience.look(what)
         try:
-            finished = engine.poll(patience.slice_s)
+            finished = engine.poll(seconds)
         except DeadlineError as error:
             # The engine waited for a short while only; where it is, and what to do, is its to say.
             what = f"a sampled response: {str(error).partition(': ')[2] or error}"
@@ -124,7 +126,6 @@ def next_finished(engine: RolloutEngine, patience: Patience, missing: Sequence[s
                 f"the rollout engine is idle but {len(missing)} requests never finished: "
                 f"{missing[:5]}"
             )
-        patience.answered()
         return finished
 
 
@@ -278,33 +279,14 @@ class ModuleSampler(Sampler):
         if self._vocabulary is not None and max(ids, default=0) >= self._vocabulary:
             check_tokens(torch.tensor(ids), self._vocabulary)  # raises, and says which
         self._waiting.append(request)
+        self._expect(request)
+
+    def _expect(self, request: Request) -> None:
+        """Note that one request more waits for its prompt to be read."""
 
     @abstractmethod
     def _forget_computed(self) -> None:
         """Drop everything that was computed from weights; rows go on and compute it again."""
-
-    def _sample(self, slots: Slots, first: int, logits: Tensor) -> list[int]:
-        """Sample a token for each of the slots from `first` on.
-
-        Args:
-            logits: [m, V], of the m slots' next tokens, before any temperature.
-
-        Returns:
-            The slots whose response it ends.
-        """
-        rows = slice(first, first + len(logits))
-        temperature = slots.temperature[rows]
-        if slots.restricted:
-            logits = restrict(
-                logits, temperature=temperature, top_k=slots.top_k[rows], top_p=slots.top_p[rows]
-            )
-        keys = noise_keys(slots.seed[rows], slots.count[rows])
-        stochastic = slots.stochastic[rows] if slots.greedy else None
-        tokens, logprobs = sample_tokens(
-            logits, keys, temperature=temperature, stochastic=stochastic
-        )
-        self._counted["tokens"] += len(logits)
-        return slots.append(first, tokens, logprobs, self._version)
 
     def _completed(
         self, slots: Slots, ended: Sequence[int], reason: FinishReason | None

@@ -27,6 +27,7 @@ from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample import Finished, Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
+from oxrl.engines.sample.vllm_images import image_prompt
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
@@ -276,9 +277,6 @@ class VllmEngine(Sampler):
         self._engine.add_request(name, prompt, params)
 
     def _with_images(self, tokens: list[int], names: Sequence[str]) -> Mapping[str, object]:
-        # Imported where there is an image: runs of text do without.
-        from oxrl.engines.sample.vllm_images import image_prompt
-
         if self.images is None:
             raise EngineError("a request has images, and this sampler was given none")
         return image_prompt(tokens, names, self.images)
@@ -524,7 +522,7 @@ def _folder(model: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     with TemporaryDirectory(prefix="oxrl-") as folder:
         save_model(load_policy(model), Path(folder))
         if vision_family(model) is not None:
-            from oxrl.models.image_features import load_image_processor
+            from oxrl.models.image_features import load_image_processor  # PIL is read for images
 
             tokenizer.save_pretrained(folder)
             load_image_processor(model).save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""A model's forward pass as training engines need it: hooked by libraries, computed again."""
+"""A model's forward pass as training engines need it: hooked by libraries, computed again, and with
+activations that wait in CPU memory until the backward pass reads them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Dropout, Module, Parameter
 from transformers import PreTrainedConfig
 
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError
 from oxrl.models.network import TokenModel, read_tokens
 from oxrl.models.shared_prefix import attention_by
@@ -44,6 +47,26 @@ class Reader(Module):
         output = read_tokens(network, inputs, want, temperature=self._temperature)
         # Cloned, because hooks that gather weights for backward do not survive on views.
         return {name: value.clone() for name, value in vars(output).items() if value is not None}
+
+
+def prepare_activations(
+    model: Module, options: TrainerOptions
+) -> Callable[[], AbstractContextManager[object]]:
+    """Prepare a model for activations that are computed again, or wait on the CPU, as is asked for.
+
+    Args:
+        model: changed in place.
+        options: say which of the two.
+
+    Returns:
+        What makes the context of a forward pass.
+
+    Raises:
+        EngineError: the model cannot compute them again.
+    """
+    if options.gradient_checkpointing:
+        checkpoint_activations(model)
+    return offloaded if options.offload_activations else nullcontext
 
 
 def checkpoint_activations(model: Module) -> None:

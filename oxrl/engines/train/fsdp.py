@@ -34,7 +34,6 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.optimizers import LOW_PRECISION
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.meta_init import materialised
 from oxrl.models.weights import Whole, buckets, has_adapter, room_for, sent_bytes
 from oxrl.runs.ranks import Ranks
@@ -179,17 +178,14 @@ class FsdpTrainer(LocalTrainer):
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def _master_pieces(
-        self, dtype: torch.dtype | None, part: Part
-    ) -> Iterator[tuple[str, list[Piece]]]:
+    def _master_pieces(self, part: Part) -> Iterator[tuple[PieceOfWeight, torch.Size]]:
         if part == "merged":  # of whole layers
-            yield from super()._master_pieces(dtype, part)
+            yield from super()._master_pieces(part)
             return
         for name, parameter in self._of(part):
             master = self._masters.get(name, parameter)
             held = self._place(name, master)
-            own = self._delivered(name, held.values, dtype)
-            yield name, pieces_of(own, master.shape, held.start)
+            yield held._replace(values=self._delivered(name, held.values, None)), master.shape
 
 
 def _take(whole: Tensor, own: Tensor, parameter: Tensor) -> list[dist.Work | None]:

@@ -1,4 +1,11 @@
-"""Patches of images in a batch, which take some of a micro-batch's budget."""
+"""Rows with images in micro-batches: their patches, and ranks that read images beside ranks that
+read none.
+
+Patches take some of a micro-batch's budget. A vision tower runs only where there are images. Where
+weights are cut up over ranks, each of its layers is gathered by all of them together: a rank that
+does not run it would leave the others waiting. So where some rank has images, the others read a row
+with images as well, beside their own, of which nothing is trained: its gradient is zero.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,9 @@ import torch
 from torch import Tensor
 
 from oxrl.tables.vision import PATCHES
-from oxrl.types import Output, Ragged, Tensors, TokenBatch, TrainBatch
+from oxrl.types import Ragged, Tensors, TokenBatch, TrainBatch
+
+FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids", "candidates")
 
 
 def patches_per_row(patches: Ragged, units: int) -> Tensor:
@@ -52,9 +61,6 @@ def cut_by_patches(
     if lengths:
         cut.append(len(lengths) - start)
     return cut
-
-
-FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids", "candidates")
 
 
 class DummyRows:
@@ -134,22 +140,6 @@ def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:
     for name, ragged in first.extras.items():
         extras[name] = _appended(ragged, second.extras[name])
     return TokenBatch(**fields, extras=extras)
-
-
-def without_company(output: Output, inputs: TokenBatch) -> Output:
-    """Return the outputs of the first rows alone.
-
-    Args:
-        output: of `inputs` and what was put beside it.
-        inputs: [B, T].
-    """
-    rows, length = inputs.tokens.shape
-    fields: Tensors = {}
-    for name, value in vars(output).items():
-        if value is not None:
-            own = value[:rows]
-            fields[name] = own if own.ndim == 1 else own[:, :length]
-    return Output(**fields)
 
 
 def _widened(values: Tensor, length: int) -> Tensor:

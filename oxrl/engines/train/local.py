@@ -52,8 +52,10 @@ class LocalTrainer(Trainer):
         options = self.options
         if options.optimizer == "adamw" and options.master_weights == "float32":
             return adamw(self._masters, self._decays, options)
-        # Imported where it is chosen: most runs step all weights at once.
-        from oxrl.engines.train.per_weight_optimizers import OneByOne, require_whole_blocks
+        from oxrl.engines.train.per_weight_optimizers import (  # most runs step all at once
+            OneByOne,
+            require_whole_blocks,
+        )
 
         require_whole_blocks(self._masters, self._rules, self._place, self.ranks)
         return OneByOne(

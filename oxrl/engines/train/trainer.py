@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
+from oxrl.checkpoint.format import part_problems
 from oxrl.checkpoint.layout import (
     MASTER,
     WEIGHT,
@@ -43,6 +44,7 @@ from oxrl.engines.train.micro_batches import (
     group_micro_batches,
     micro_batches,
     own_share,
+    without_company,
 )
 from oxrl.engines.train.optimizers import (
     KEPT,
@@ -64,6 +66,7 @@ from oxrl.models.network import (
     token_model,
     vocabulary_of,
 )
+from oxrl.models.shared_prefix import SharedPrefixNetwork
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
 from oxrl.models.trials import check_small
 from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
@@ -72,7 +75,6 @@ from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch,
 
 if TYPE_CHECKING:
     from oxrl.engines.train.forward import Check
-    from oxrl.models.fingerprints import Piece as WeightPiece
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,6 @@ class Trainer(ABC):
         self.network: TokenModel
         self._cut: Cut
         if options.share_prefix and isinstance(model, PreTrainedModel):
-            from oxrl.models.shared_prefix import SharedPrefixNetwork  # where it is asked for
-
             self.network = SharedPrefixNetwork(model)
             self._cut = group_micro_batches
         else:
@@ -127,10 +127,12 @@ class Trainer(ABC):
         self._cut_up = True
         # Each weight as it is stored, before an engine cuts it up or raises it to float32.
         self._stored = stored_types(model)
-        if options.gradient_checkpointing:
-            from oxrl.engines.train.forward import checkpoint_activations  # if it is on
+        # Around a forward pass: where what its backward will read waits.
+        self._activations_kept: Callable[[], AbstractContextManager[object]] = nullcontext
+        if options.gradient_checkpointing or options.offload_activations:
+            from oxrl.engines.train.forward import prepare_activations  # if one of them is on
 
-            checkpoint_activations(model)
+            self._activations_kept = prepare_activations(model, options)
 
     # What an engine does in its own way.
 
@@ -290,21 +292,10 @@ class Trainer(ABC):
         self._losses_finite &= isfinite(self.last_loss)
         return merged.output(self.ranks)
 
-    def _activations_kept(self) -> AbstractContextManager[object]:
-        """Around a forward pass: where what its backward will read waits."""
-        if not self.options.offload_activations:
-            return nullcontext()
-        from oxrl.engines.train.forward import offloaded  # if it is on
-
-        return offloaded()
-
     def _said(self, share: Share, want: Want) -> Output:
         """Return the model's output for the rows of a share."""
         output = self._read(share.read, want)
-        if len(share.read) > len(share.part.inputs):
-            # Where ranks read images, and this one has none.
-            from oxrl.engines.train.image_rows import without_company
-
+        if len(share.read) > len(share.part.inputs):  # where ranks read images, and this one none
             return without_company(output, share.part.inputs)
         return output
 
@@ -414,8 +405,6 @@ class Trainer(ABC):
 
     def part_problems(self, directory: Path) -> list[str]:
         """See SavedByRanks."""
-        from oxrl.checkpoint.verify import part_problems  # a run that begins has no files
-
         directory = self.ranks.agree(directory.resolve())
         own = list(part_problems(directory, rank=self.ranks.rank, world=self.ranks.world))
         return [problem for found in self.ranks.gather(own) for problem in found]
@@ -461,8 +450,7 @@ class Trainer(ABC):
 
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
-        # A run that begins reads no checkpoint.
-        from oxrl.checkpoint.reader import (
+        from oxrl.checkpoint.reader import (  # a run that begins reads no checkpoint
             read_state,
             read_weights_and_moments,
             require_same_optimizer,
@@ -518,32 +506,35 @@ class Trainer(ABC):
     @torch.no_grad()
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> dict[str, str]:
         """See TrainEngine. Ranks read what they hold, and join what they found."""
-        # Of samplers alone that have weights of their own, here and below.
-        from oxrl.models.fingerprints import joined
+        from oxrl.models.fingerprints import (  # of samplers that have weights of their own
+            HeldPieces,
+            joined,
+            pieces_of,
+        )
 
-        own = {name: list(pieces) for name, pieces in self._master_pieces(dtype, part)}
-        every: dict[str, list[WeightPiece]] = {}
+        own: HeldPieces = {}
+        for piece, shape in self._master_pieces(part):
+            values = piece.values if dtype is None else piece.values.to(dtype)
+            own[piece.name] = pieces_of(values, shape, piece.start)
+        every: HeldPieces = {}
         for found in self.ranks.gather(own):
             for name, pieces in found.items():
                 every.setdefault(name, []).extend(pieces)
         return {name: joined(pieces) for name, pieces in every.items()}
 
-    def _master_pieces(
-        self, dtype: torch.dtype | None, part: Part
-    ) -> Iterator[tuple[str, list[WeightPiece]]]:
-        """Yield this rank's pieces of what `weights` has to yield; together the ranks have all.
+    def _master_pieces(self, part: Part) -> Iterator[tuple[PieceOfWeight, torch.Size]]:
+        """Yield this rank's pieces of what `weights` has to yield, each with the shape of the whole
+        weight; together the ranks have all.
 
         Where every rank can read whole masters, they take turns.
         """
-        from oxrl.models.fingerprints import piece_of
-
         if part == "merged":
             whole = self._merged(self._stored_masters)
         else:
             whole = self._stored_masters(part)
         for index, (name, weight) in enumerate(whole):
-            own = index % self.ranks.world == self.ranks.rank
-            yield name, [piece_of(weight if dtype is None else weight.to(dtype))] if own else []
+            if index % self.ranks.world == self.ranks.rank:
+                yield PieceOfWeight(name, 0, weight.reshape(-1)), weight.shape
 
     def _stored_masters(self, part: Part) -> NamedTensors:
         """Yield masters, rounded as they are stored."""
