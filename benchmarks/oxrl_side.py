@@ -17,7 +17,7 @@ import problem
 import torch
 from torch import Tensor
 
-import oxrl.engines.sample.choice
+import oxrl.engines.sample.local
 import oxrl.models.load
 from oxrl.assembly.opening import session_options
 from oxrl.checkpoint import Saved
@@ -130,7 +130,7 @@ def main() -> None:
     (folder / "config.yaml").write_text(text)
     ForcedSampler.lengths = given["setting"]["lengths"]
     ForcedSampler.force_stop = given["setting"]["force_stop"]
-    oxrl.engines.sample.choice.LocalSampler = ForcedSampler
+    oxrl.engines.sample.local.LocalSampler = ForcedSampler
     if given["oxrl"]["plain_linears"]:
         oxrl.models.load.speed_up_linears = lambda model: None
     GatedSession.channel = channel

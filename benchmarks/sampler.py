@@ -26,7 +26,7 @@ import problem
 import torch
 
 from oxrl.data.chat import ChatEncoder
-from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from oxrl.models.load import load_policy, load_tokenizer

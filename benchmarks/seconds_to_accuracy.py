@@ -74,7 +74,7 @@ class Examination:
 
     def accuracy(self, model: Any) -> float:
         """Of a model in this process; its mode is what it was."""
-        from oxrl.engines.sample.choice import module_sampler
+        from oxrl.engines.sample.local import module_sampler
         from oxrl.engines.sample.sampler import generate
         from oxrl.types import Prompt, Request, Sampling
 

@@ -22,7 +22,7 @@ from oxrl.checkpoint.model_files import save_model  # noqa: E402
 from oxrl.commands.evaluate import run_generate  # noqa: E402
 from oxrl.commands.train import run  # noqa: E402
 from oxrl.config import Config  # noqa: E402
-from oxrl.engines.sample.choice import attends_to_everything  # noqa: E402
+from oxrl.engines.sample.local import attends_to_everything  # noqa: E402
 from oxrl.types import Sampling  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,7 +21,7 @@ from oxrl.engines.delivery import Delivery, SharedWeights
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, unheard
 from oxrl.engines.train import Scorer
-from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
+from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.errors import InvariantError, required
 from oxrl.modelfiles.dims import model_dims
 from oxrl.recipes.compute_accounting import (
@@ -138,7 +139,7 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
     """The frozen policy: a model of its own, or the policy with its adapter switched off."""
     if assembly.needs_reference and assembly.cfg.lora.rank:
-        return AdapterOff(cast("Trainer | Adapted", engines.trainers["policy"]))
+        return AdapterOff(cast("Adapted", engines.trainers["policy"]))
     return engines.trainers.get("reference")
 
 
@@ -376,9 +377,7 @@ def chosen_parts(parts: RolloutParts, features: Sequence[Feature]) -> RolloutPar
     """With a choice of the groups that are trained on, where a feature makes one."""
     for feature in features:
         if feature.choice is not None:
-            from oxrl.rollouts.rounds import RoundParts  # where every group is, it is not needed
-
-            return RoundParts(**vars(parts), choice=feature.choice)
+            return replace(parts, choice=feature.choice)
     return parts
 
 
@@ -390,7 +389,7 @@ def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> Rollou
 
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
     if not cfg.sampling_block:
-        if type(parts) is RolloutParts:  # every group is trained on
+        if parts.choice is None:  # every group is trained on
             return SyncRollouts(parts)
         from oxrl.rollouts.rounds import RoundRollouts
 

@@ -24,7 +24,7 @@ from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
-from oxrl.engines.sample.choice import attends_to_everything, module_sampler
+from oxrl.engines.sample.local import attends_to_everything, module_sampler
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Part as PartOfWeights
 from oxrl.engines.train import TrainEngine

@@ -21,7 +21,7 @@ from oxrl.assembly.micro_batch_rules import ByRule, read_at_once, tokens_by_rule
 from oxrl.assembly.pins import with_pinned_inputs
 from oxrl.config import Config
 from oxrl.config.conditions import SHARING, obstacles, open_choice
-from oxrl.engines.sample.choice import attends_to_everything
+from oxrl.engines.sample.local import attends_to_everything
 from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import named_in_errors

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ FORMAT = "oxrl-checkpoint-1"
 MANIFEST_FILE = "manifest.json"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 PARTS_FILE = "parts.json"
-READ_BYTES = 16 * 2**20
 
 Part = dict[str, Any]
 # File in the directory -> the parts of it.
@@ -61,17 +60,12 @@ def manifest_hash(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def joined(shares: Sequence[Mapping[str, Part]]) -> Parts:
-    """Join what processes wrote of each file."""
-    found: Parts = {}
+def write_parts(directory: Path, shares: Sequence[Mapping[str, Part]]) -> None:
+    """Note who wrote what in `directory`: of each process, its part of each file."""
+    parts: Parts = {}
     for share in shares:
         for file, part in share.items():
-            found.setdefault(file, []).append(part)
-    return found
-
-
-def write_parts(directory: Path, parts: Parts) -> None:
-    """Note who wrote what in `directory`."""
+            parts.setdefault(file, []).append(part)
     text = json.dumps(parts, separators=(",", ":")) + "\n"
     (directory / PARTS_FILE).write_text(text, encoding="utf-8")
 
@@ -86,35 +80,3 @@ def whole_hash(parts: Sequence[Part], size: int) -> str | None:
     """The hash of a file that one process wrote from its first byte to its last."""
     [first, *others] = parts
     return first["sha256"] if not others and first["ranges"] == [[0, size]] else None
-
-
-def part_problems(directory: Path, *, rank: int = 0, world: int = 1) -> Iterator[str]:
-    """List the faults of the files in `directory` that have parts.
-
-    Args:
-        rank: of this process. Of `world` processes each looks at other parts.
-    """
-    number = 0
-    for file, parts in read_parts(directory).items():
-        path = directory / file
-        ranges = sorted(bounds for part in parts for bounds in part["ranges"])
-        ends = [0, *(end for _, end in ranges)]
-        whole = all(begin == before for (begin, _), before in zip(ranges, ends, strict=False))
-        if not path.is_file() or not whole or ends[-1] != path.stat().st_size:
-            yield f"{file} is missing, was cut, or is not what its parts are of"
-            continue
-        for part in parts:
-            own = number % world == rank
-            number += 1
-            if own and _hash_of(path, part["ranges"]) != part["sha256"]:
-                yield f"{file} has the right size but other contents than were written (sha256)"
-
-
-def _hash_of(path: Path, ranges: Sequence[Sequence[int]]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for begin, end in ranges:
-            file.seek(begin)
-            for at in range(begin, end, READ_BYTES):
-                digest.update(file.read(min(READ_BYTES, end - at)))
-    return digest.hexdigest()

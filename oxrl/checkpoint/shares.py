@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from oxrl.checkpoint.format import Part, joined, write_parts
+from oxrl.checkpoint.format import Part, write_parts
 from oxrl.checkpoint.layout import WEIGHT, Entry, FileLayout, FileLayouts, Key, create_files
 from oxrl.errors import EngineError, NonFiniteError
 from oxrl.models.stored import non_finite_values
@@ -156,7 +156,7 @@ class ShareWriter:
                 f"{weight}: {not_finite[first]} of {values} values are NaN or infinite"
             )
         if self._ranks.first:
-            write_parts(self._directory, joined([parts for _, parts in shares]))
+            write_parts(self._directory, [parts for _, parts in shares])
 
     def _write(self) -> None:
         """Write this rank's pieces to their places, cast to what is stored, hashed on the way."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from oxrl.checkpoint.format import (
     contents,
     file_hash,
     manifest_hash,
-    part_problems,
+    read_parts,
     unsafe,
 )
 from oxrl.errors import NoCheckpointError
@@ -27,6 +28,7 @@ from oxrl.runs.files import Json, json_object
 
 logger = logging.getLogger(__name__)
 
+READ_BYTES = 16 * 2**20
 # Looks at what several processes wrote in a checkpoint; a line per problem.
 PartsLook = Callable[[Path], list[str]]
 
@@ -152,3 +154,35 @@ def _difference(file: Path | None, entry: Json) -> str | None:
     if "sha256" in entry and file_hash(file) != entry.get("sha256"):
         return "has the right size but other contents than were written (sha256 differs)"
     return None
+
+
+def part_problems(directory: Path, *, rank: int = 0, world: int = 1) -> Iterator[str]:
+    """List the faults of the files in `directory` that have parts.
+
+    Args:
+        rank: of this process. Of `world` processes each looks at other parts.
+    """
+    number = 0
+    for file, parts in read_parts(directory).items():
+        path = directory / file
+        ranges = sorted(bounds for part in parts for bounds in part["ranges"])
+        ends = [0, *(end for _, end in ranges)]
+        whole = all(begin == before for (begin, _), before in zip(ranges, ends, strict=False))
+        if not path.is_file() or not whole or ends[-1] != path.stat().st_size:
+            yield f"{file} is missing, was cut, or is not what its parts are of"
+            continue
+        for part in parts:
+            own = number % world == rank
+            number += 1
+            if own and _hash_of(path, part["ranges"]) != part["sha256"]:
+                yield f"{file} has the right size but other contents than were written (sha256)"
+
+
+def _hash_of(path: Path, ranges: Sequence[Sequence[int]]) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        for begin, end in ranges:
+            file.seek(begin)
+            for at in range(begin, end, READ_BYTES):
+                digest.update(file.read(min(READ_BYTES, end - at)))
+    return digest.hexdigest()

@@ -25,7 +25,7 @@ from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.rows import Record
 from oxrl.data.samples import sample_line
 from oxrl.engines.sample import RolloutEngine
-from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin

@@ -21,7 +21,7 @@ from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config
 from oxrl.config.load_evaluation import load_evaluation_config, model_evaluation_config
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy

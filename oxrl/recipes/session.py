@@ -168,7 +168,7 @@ class Session:
 
     def stopping(self) -> bool:
         """True if a signal asked the run to stop."""
-        return bool(self.stop)
+        return self.stop.requested is not None
 
     def restore(self, engines: SavedEngines, fresh: P) -> P:
         """Find where to go on: load the newest whole checkpoint, and cut records back to it.

@@ -110,8 +110,7 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     """Describe what was sampled, whether or not it is trained on."""
     rollouts = step.rollouts
     metrics = reward_metrics(*scored_rewards(rollouts)) | repetition_metrics(rollouts)
-    if len({rollout.prompt.source for rollout in rollouts}) > 1:
-        metrics |= rewards_by_source(rollouts)
+    metrics |= rewards_by_source(rollouts)
     statuses = [rollout.score.status for rollout in rollouts]
     for status in ("timeout", "error", "invalid"):
         metrics[f"reward/{status}"] = float(statuses.count(status))

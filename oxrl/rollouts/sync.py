@@ -1,14 +1,14 @@
 """One rollout step after the other: ask, sample, score, hand over. The default.
 
 `RolloutSource` is what the training loop asks. `rounds.py` samples until enough groups teach
-something, `ahead.py` while training goes on; either is imported only where that is asked for.
+something, `async_rollouts.py` while training goes on; either is imported where it is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oxrl.data.order import RowSource
 from oxrl.engines.sample import RolloutEngine
@@ -28,6 +28,9 @@ from oxrl.types import (
     Sampling,
     Score,
 )
+
+if TYPE_CHECKING:
+    from oxrl.rollouts.rounds import GroupChoice
 
 
 @dataclass(kw_only=True)
@@ -65,6 +68,7 @@ class RolloutParts:
     deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
     compared_parts: see RolloutStep. heard: is told of every response when it is finished.
+    choice: of the groups that are trained on; None: every one is.
     """
 
     sampler: RolloutEngine
@@ -76,6 +80,7 @@ class RolloutParts:
     max_error_rate: float
     compared_parts: tuple[str, ...] = ()
     heard: Heard = unheard
+    choice: GroupChoice | None = None
 
 
 class RolloutSource(Protocol):

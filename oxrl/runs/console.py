@@ -105,9 +105,11 @@ class Console(AbstractContextManager["Console"]):
             self._view = LiveView(console, total_steps, shown(title))
 
     def watch(self, clock: Clock, recorder: Recorder) -> None:
-        """Show the phases that a clock measures, and samples that a recorder writes."""
-        clock.tell = self.doing
-        recorder.show = self.samples
+        """Show the phases that a clock measures, and the samples that a recorder writes."""
+        if self._view is not None:
+            clock.tell = self.doing
+        if self._view is not None or self._verbose:
+            recorder.show = self.samples
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""

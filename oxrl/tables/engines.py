@@ -100,7 +100,7 @@ SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
         "local": SamplingEngine(
-            builder="oxrl.engines.sample.choice:module_sampler", own_process=False
+            builder="oxrl.engines.sample.local:module_sampler", own_process=False
         ),
         "vllm": SamplingEngine(
             builder="oxrl.engines.sample.vllm:VllmEngine",

@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
 from oxrl.commands.train import run
-from oxrl.engines.sample.choice import FAST
+from oxrl.engines.sample.local import FAST
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer

@@ -16,8 +16,7 @@ from transformers import (
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.cached import CachedSampler
-from oxrl.engines.sample.choice import module_sampler
-from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.local import LocalSampler, module_sampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError, MachineError

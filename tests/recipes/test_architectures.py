@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.cached import CachedSampler, VisionSampler
-from oxrl.engines.sample.choice import FAST, module_sampler
-from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.local import FAST, LocalSampler, module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.network import check_packing

@@ -17,7 +17,7 @@ from oxrl.assembly.settle import decide_sharing
 from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.engines.sample.choice import FAST
+from oxrl.engines.sample.local import FAST
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models import trials
 from oxrl.models.shared_prefix import SharingRefused

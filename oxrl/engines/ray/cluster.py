@@ -427,6 +427,13 @@ def enter(directory: str) -> None:
         ) from error
 
 
+def node_address() -> str:
+    """In an actor: the address of its node, as the others reach it."""
+    import ray  # pyright: ignore[reportMissingImports]  (an extra)
+
+    return ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def pack(bucket: Bucket) -> Packed:
     """Pack a bucket as the object store likes it."""
     packed: Packed = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from oxrl.engines.ray.cluster import enter, unpack
+from oxrl.engines.ray.cluster import enter, node_address, unpack
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.workers import (
     BuildEngine,
@@ -39,10 +39,7 @@ class RolloutActor(EngineActor):
 
     def where(self) -> End:
         """Return the place where weights arrive."""
-        import ray  # pyright: ignore[reportMissingImports]  (an extra)
-
-        address = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        return End(address, self._end.devices)
+        return End(node_address(), self._end.devices)
 
     def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
         """Meet the training ranks."""

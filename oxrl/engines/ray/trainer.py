@@ -34,20 +34,19 @@ from oxrl.engines.ray.cluster import (
     Packed,
     Place,
     enter,
+    node_address,
     pack,
     unpack,
 )
 from oxrl.engines.sample.workers import call_on
 from oxrl.engines.train import BucketStream, Fingerprints, Part
 from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
-from oxrl.engines.train.trainer import Trainer, forward_without_adapter
+from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import (
     Copy,
     LineError,
     Probe,
     score_copy,
-    weights_in_turn,
-    weights_of,
 )
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
@@ -91,9 +90,7 @@ class RankActor:
 
     def address(self) -> tuple[str, int]:
         """Return an address of this rank as rank 0, with a port that is free now."""
-        import ray  # pyright: ignore[reportMissingImports]  (an extra)
-
-        host = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+        host = node_address()
         with socket.create_server((host, 0)) as server:
             return host, server.getsockname()[1]
 
@@ -122,10 +119,7 @@ class RankActor:
 
     def where(self) -> End:
         """Return the place that weights leave from."""
-        import ray  # pyright: ignore[reportMissingImports]  (an extra)
-
-        host = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        return End(host, (name_of(self._device),))
+        return End(node_address(), (name_of(self._device),))
 
     def join(self, meeting: Meeting, seat: Seat, address: str) -> str:
         """Meet the samplers; why that failed, or nothing."""
@@ -138,8 +132,13 @@ class RankActor:
     def send(self, engine: str, copy: Copy, by_line: bool, deadline: Deadline) -> Sent:
         """Send this rank's share of a copy of the weights, or only keep it; on every rank."""
         with self._ranks.within(deadline, "weights to be gathered"):
-            gather = weights_of if self._sender.sends_all else weights_in_turn
-            weights = gather(self._engines[engine], copy)
+            policy = self._engines[engine]
+            if self._sender.sends_all:
+                weights = policy.weights(copy.part)
+            else:
+                # What is new in a copy is made of whole weights as they are.
+                dtype = None if copy.strength else copy.sent_as
+                weights = policy.weights_in_turn(copy.part, dtype)
             return self._sender.send(weights, copy, by_line=by_line)
 
     def sent(self) -> dict[str, str]:
@@ -168,23 +167,18 @@ class RankActor:
     ) -> Forwards | None:
         """Score the probe with a copy of the weights, on rank 0; all ranks gather the weights."""
         with self._ranks.within(deadline, "a copy of the weights to be scored"):
-            return self._score_copy(engine, probe, copy, brought)
-
-    def _score_copy(
-        self, engine: str, probe: Probe, copy: Copy, brought: Brought | None
-    ) -> Forwards | None:
-        weights = weights_of(self._engines[engine], copy)
-        if not self._first:
-            for _ in weights:
-                pass
-            return None
-        images = None
-        if brought is not None:
-            images = brought.new()
-            images.hold_only(brought.contents, list(brought.contents))
-        model = self._model
-        del self._model
-        return score_copy(model, weights, probe, copy, images)
+            weights = self._engines[engine].weights(copy.part)
+            if not self._first:
+                for _ in weights:
+                    pass
+                return None
+            images = None
+            if brought is not None:
+                images = brought.new()
+                images.hold_only(brought.contents, list(brought.contents))
+            model = self._model
+            del self._model
+            return score_copy(model, weights, probe, copy, images)
 
     def next_bucket(self, name: str, stream: Stream, start: bool) -> Packed | None:
         """Return the next bucket of what all ranks gather, or the first; None at the end."""
@@ -371,7 +365,7 @@ class RayTrainer:
 
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
         """Read a batch with the model under the adapter: the reference."""
-        return self._call("step", forward_without_adapter, inputs, want)
+        return self._call("step", Trainer.forward_without_adapter, inputs, want)
 
     def gradients(self) -> NamedTensors:
         return (named for bucket in self._stream("gradients") for named in bucket)

@@ -54,7 +54,7 @@ class CachedSampler(ModuleSampler):
     """Samples in lanes of rows that have equally many tokens.
 
     Args:
-        model, tokenizer, max_rows, version: as of ModuleSampler.
+        model, tokenizer, max_rows: as of ModuleSampler.
 
     Raises:
         EngineError: the model keeps no cache.
@@ -65,13 +65,10 @@ class CachedSampler(ModuleSampler):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_rows: int = 128,
-        version: int = 0,
+        max_rows: int,
     ) -> None:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        super().__init__(
-            model, tokenizer, context=context or UNLIMITED, max_rows=max_rows, version=version
-        )
+        super().__init__(model, tokenizer, context=context or UNLIMITED, max_rows=max_rows)
         self._cache_name = _cache_name(model)
         self._lanes: list[Lane] = []
 
@@ -219,7 +216,7 @@ class VisionSampler(CachedSampler):
     """Samples from a model that reads images.
 
     Args:
-        model, tokenizer, max_rows, version: as of ModuleSampler.
+        model, tokenizer, max_rows: as of ModuleSampler.
         images: where those of the prompts are; None: no prompt has any.
     """
 
@@ -228,11 +225,10 @@ class VisionSampler(CachedSampler):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_rows: int = 128,
-        version: int = 0,
-        images: ImageStore | None = None,
+        max_rows: int,
+        images: ImageStore | None,
     ) -> None:
-        super().__init__(model, tokenizer, max_rows=max_rows, version=version)
+        super().__init__(model, tokenizer, max_rows=max_rows)
         self.images = images
         family = family_of(model)
         self._rotary = family is not None and family.rotary

@@ -265,7 +265,7 @@ class ModuleSampler(Sampler):
         *,
         context: int,
         max_rows: int,
-        version: int,
+        version: int = 0,
     ) -> None:
         super().__init__(tokenizer, context=context, version=version)
         self.model = model

@@ -195,20 +195,12 @@ class LocalTrainer(Trainer):
             return
         state: Tensors = {}
         for kind, source in stored.moments.items():
-            state[kind] = self._empty_kept(stored.name, kind, master)
+            own = self._place(stored.name, master).values.numel()
+            state[kind] = KINDS[kind].zeros(master, own)
             piece = self._place_kept(stored.name, kind, state[kind])
             source.fill(piece.values, piece.start)
         state["step"] = torch.tensor(float(stored.steps), device=master.device)
         self._adam.state[master] = state
-
-    def _empty_kept(self, name: str, kind: str, master: Parameter) -> Tensor:
-        """Make an empty tensor for what the optimizer keeps of a weight."""
-        kept = KINDS[kind]
-        if kept.dtype is None:
-            dtype = torch.promote_types(master.dtype, torch.float32)
-            return torch.empty_like(master, dtype=dtype).detach()
-        count = -(-self._place(name, master).values.numel() // kept.per)
-        return torch.empty(count, dtype=kept.dtype, device=master.device)
 
     def _place_kept(self, name: str, kind: str, held: Tensor) -> PieceOfWeight:
         """Return this rank's piece of a tensor that the optimizer keeps of a weight."""

@@ -64,25 +64,21 @@ def micro_batches(
     lengths, order = unit_lengths.cpu().sort(descending=True, stable=True)
     budget_per_row = budget // rows_per_unit
     patches = batch.inputs.extras.get(PATCHES)
-    if patches is not None:
-        from oxrl.engines.train.image_rows import cut_by_patches  # rows of text do without
+    cuts: list[MicroBatches] = []
+    for rank in range(ranks):
+        own = order[rank::ranks]
+        tokens = lengths[rank::ranks].tolist()
+        if patches is not None:
+            from oxrl.engines.train.image_rows import cut_by_patches  # rows of text do without
 
-        cuts: list[MicroBatches] = []
-        for rank in range(ranks):
-            own = order[rank::ranks]
-            tokens = lengths[rank::ranks].tolist()
             counts = cut_by_patches(own, tokens, patches, units, budget_per_row)
-            cuts.append(_pieces(own, tokens, counts))
-        return cuts
-    if ranks == 1 and price is not None:
-        counts = cheapest_cut(
-            lengths.tolist(), most=budget_per_row, price=max(1, price // rows_per_unit)
-        )
-        return [_pieces(order, lengths.tolist(), counts)]
-    return [
-        _cut(order[rank::ranks], lengths[rank::ranks].tolist(), budget_per_row)
-        for rank in range(ranks)
-    ]
+        elif ranks == 1 and price is not None:
+            each = max(1, price // rows_per_unit)
+            counts = cheapest_cut(tokens, most=budget_per_row, price=each)
+        else:
+            counts = _counts(tokens, budget_per_row)
+        cuts.append(_pieces(own, tokens, counts))
+    return cuts
 
 
 def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
@@ -94,14 +90,15 @@ def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
     return cut
 
 
-def _cut(units: Tensor, lengths: Integers, budget: int) -> MicroBatches:
-    cut: MicroBatches = []
+def _counts(lengths: Integers, budget: int) -> Integers:
+    """Fill each micro-batch; return how many units it has, of the last one at most."""
+    counts: Integers = []
     start = 0
     while start < len(lengths):
         count = max(1, budget // lengths[start])
-        cut.append(MicroBatch(units[start : start + count], lengths[start]))
+        counts.append(count)
         start += count
-    return cut
+    return counts
 
 
 def group_micro_batches(

@@ -39,6 +39,18 @@ class Kept(NamedTuple):
         """True if ranks hold pieces of it as they do of the weight."""
         return self.dtype is None
 
+    def zeros(self, weight: Tensor, own: int) -> Tensor:
+        """Make one of a weight that was never stepped.
+
+        Args:
+            weight: the piece of it that this rank holds.
+            own: how many values that has.
+        """
+        if self.dtype is None:
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            return torch.zeros_like(weight, dtype=dtype).detach()
+        return torch.zeros(-(-own // self.per), dtype=self.dtype, device=weight.device)
+
     def stored_as(self, weight: WeightType) -> WeightType:
         """Return the shape and type of the whole of it.
 

@@ -93,12 +93,7 @@ class OneByOne(torch.optim.Optimizer):
         own = self._place(name, weight).values
         state: State = {"step": torch.zeros((), device=own.device)}
         for kept in KEPT[self._rules[name]]:
-            if kept.dtype is None:
-                dtype = torch.promote_types(weight.dtype, torch.float32)
-                state[kept.kind] = torch.zeros_like(weight, dtype=dtype).detach()
-            else:
-                count = -(-own.numel() // kept.per)
-                state[kept.kind] = torch.zeros(count, dtype=kept.dtype, device=own.device)
+            state[kept.kind] = kept.zeros(weight, own.numel())
         return state
 
     def _take(self, weight: Parameter, group: Group, state: State) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
-from oxrl.checkpoint.format import part_problems
 from oxrl.checkpoint.layout import (
     MASTER,
     WEIGHT,
@@ -215,6 +214,11 @@ class Trainer(ABC):
         """See TrainEngine. In smaller micro-batches where they did not fit into memory."""
         return self._as_it_fits(partial(self._forward, inputs, want), inputs)
 
+    def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
+        """See Scorer: of the model under the adapter."""
+        with adapter_off(self.model):
+            return self.forward(inputs, want)
+
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
         """See TrainEngine. In smaller micro-batches where they did not fit into memory.
 
@@ -405,6 +409,8 @@ class Trainer(ABC):
 
     def part_problems(self, directory: Path) -> list[str]:
         """See SavedByRanks."""
+        from oxrl.checkpoint.verify import part_problems  # a run that begins has no files
+
         directory = self.ranks.agree(directory.resolve())
         own = list(part_problems(directory, rank=self.ranks.rank, world=self.ranks.world))
         return [problem for found in self.ranks.gather(own) for problem in found]
@@ -558,12 +564,6 @@ class Trainer(ABC):
         self._restore(StoredWeight(name, GivenTensor(weight)) for name, weight in named)
 
 
-def forward_without_adapter(trainer: Trainer, inputs: TokenBatch, want: Want) -> Output:
-    """See Scorer: of the model under the adapter."""
-    with adapter_off(trainer.model):
-        return trainer.forward(inputs, want)
-
-
 class Adapted(Protocol):
     """A policy that also answers without its adapter, wherever it is."""
 
@@ -575,13 +575,11 @@ class Adapted(Protocol):
 class AdapterOff:
     """The policy without its adapter, as the reference: no second model in memory."""
 
-    def __init__(self, policy: Trainer | Adapted) -> None:
+    def __init__(self, policy: Adapted) -> None:
         self._policy = policy
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         """See Scorer."""
-        if isinstance(self._policy, Trainer):
-            return forward_without_adapter(self._policy, inputs, want)
         return self._policy.forward_without_adapter(inputs, want)
 
 

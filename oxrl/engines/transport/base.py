@@ -6,7 +6,6 @@ fingerprints and log-probabilities, never a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -16,15 +15,13 @@ from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forw
 from oxrl.engines.train import (
     BucketStream,
     Fingerprints,
-    OneRanksBucket,
     Part,
-    TrainEngine,
 )
 from oxrl.errors import EngineError
 from oxrl.types import Images, Metrics
 
 if TYPE_CHECKING:
-    from oxrl.engines.train.trainer import Trainer
+    pass
 
 # How names in a sampler's answer begin: of weights that it made, and of what it made them from.
 MADE = "made/"
@@ -131,35 +128,6 @@ class WeightTransport(Protocol):
     def metrics(self) -> Metrics:
         """Return the bytes that the last delivery moved, `sync/...`."""
         ...
-
-
-def weights_of(policy: TrainEngine, copy: Copy) -> BucketStream:
-    """Yield the weights that a copy is made of; collective across ranks.
-
-    Args:
-        policy: the trainer.
-        copy: says by `part` whether that is all or the adapter.
-
-    Returns:
-        Buckets of (Hugging Face name, whole tensor), as the policy computes with them.
-    """
-    return policy.weights() if copy.part == "all" else policy.weights(copy.part)
-
-
-def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[OneRanksBucket]:
-    """Yield the weights of a copy, each bucket whole on one rank only; collective across ranks.
-
-    Args:
-        policy: the trainer of this rank.
-        copy: which weights.
-
-    Returns:
-        The buckets of `weights_of`: bucket i on rank i % world; elsewhere None. Those in one piece
-        are cast already.
-    """
-    # What is new in a copy is made of whole weights as they are.
-    dtype = None if copy.strength else copy.sent_as
-    return policy.weights_in_turn(copy.part, dtype)
 
 
 def copied(weights: BucketStream, copy: Copy) -> BucketStream:

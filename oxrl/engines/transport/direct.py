@@ -15,7 +15,6 @@ from oxrl.engines.transport.base import (
     Probe,
     copied,
     score_copy,
-    weights_of,
 )
 from oxrl.models.fingerprints import fingerprint
 from oxrl.types import Images, Metrics
@@ -54,7 +53,7 @@ class Direct:
         return self._sent
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
-        weights = weights_of(self._policy, copy)
+        weights = self._policy.weights(copy.part)
         return score_copy(self._new_model(), weights, probe, copy, self._images)
 
     def metrics(self) -> Metrics:
@@ -63,7 +62,7 @@ class Direct:
 
     def _noted(self, copy: Copy, sent: dict[str, str]) -> BucketStream:
         """Yield the copy; note in `sent` what it looks like as it leaves."""
-        for bucket in copied(weights_of(self._policy, copy), copy):
+        for bucket in copied(self._policy.weights(copy.part), copy):
             for name, tensor in bucket:
                 sent[name] = fingerprint(tensor)
                 self._passed += tensor.nbytes
