@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -377,7 +376,9 @@ def chosen_parts(parts: RolloutParts, features: Sequence[Feature]) -> RolloutPar
     """With a choice of the groups that are trained on, where a feature makes one."""
     for feature in features:
         if feature.choice is not None:
-            return replace(parts, choice=feature.choice)
+            from oxrl.rollouts.rounds import RoundParts  # where every group is, it is not needed
+
+            return RoundParts(**vars(parts), choice=feature.choice)
     return parts
 
 
@@ -389,7 +390,7 @@ def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> Rollou
 
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
     if not cfg.sampling_block:
-        if parts.choice is None:  # every group is trained on
+        if type(parts) is RolloutParts:  # every group is trained on
             return SyncRollouts(parts)
         from oxrl.rollouts.rounds import RoundRollouts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import nan
 from typing import NamedTuple
 
 import torch
@@ -80,6 +79,8 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     drop("unscored", ~batch.valid)
     drop("stale", (age > rules.max_staleness).any(1))
     if step.baselines:
+        from oxrl.rollouts.parts import rewards_of_groups  # most algorithms have none
+
         dropped["baseline"] = len(step.baselines)
         baseline_rewards = rewards_of_groups(step.baselines, batch.group_ids)
         batch = replace(batch, greedy_rewards=baseline_rewards)
@@ -89,13 +90,6 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         drop("alone", (same_group & keep[None, :]).sum(1) < 2)
     rows = keep.nonzero()[:, 0]
     return TrainableRows(batch=batch.select(rows), places=rows.tolist(), dropped=dropped)
-
-
-def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:
-    """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
-    known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
-    rewards = [known.get(group, nan) for group in group_ids.tolist()]
-    return torch.tensor(rewards, dtype=torch.float64)
 
 
 def scored_rewards(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
@@ -110,30 +104,17 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     """Describe what was sampled, whether or not it is trained on."""
     rollouts = step.rollouts
     metrics = reward_metrics(*scored_rewards(rollouts)) | repetition_metrics(rollouts)
-    metrics |= rewards_by_source(rollouts)
     statuses = [rollout.score.status for rollout in rollouts]
     for status in ("timeout", "error", "invalid"):
         metrics[f"reward/{status}"] = float(statuses.count(status))
     metrics["reward/failed_frac"] = 1 - statuses.count("ok") / max(len(statuses), 1)
-    if any(rollout.score.parts or rollout.score.statuses for rollout in rollouts):
-        from oxrl.rollouts.parts import metrics_of_parts  # most rewards have none
+    parts = any(rollout.score.parts or rollout.score.statuses for rollout in rollouts)
+    if parts or len({rollout.prompt.source for rollout in rollouts}) > 1:
+        from oxrl.rollouts.parts import metrics_of_parts, rewards_by_source  # most have one of each
 
-        metrics |= metrics_of_parts(rollouts, step.compared_parts)
+        metrics |= rewards_by_source(rollouts) | metrics_of_parts(rollouts, step.compared_parts)
     metrics["sampling/rounds"] = float(step.rounds)
     metrics["sampling/groups"] = float(len({rollout.group_id for rollout in rollouts}))
-    return metrics
-
-
-def rewards_by_source(rollouts: Rollouts) -> Metrics:
-    """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one."""
-    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
-    metrics: Metrics = {}
-    if len(sources) < 2:
-        return metrics
-    for source in sources:
-        scores = [rollout.score.value for rollout in rollouts if rollout.prompt.source == source]
-        values = [value for value in scores if value is not None]
-        metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else nan
     return metrics
 
 

@@ -1,4 +1,6 @@
-"""The metrics of a reward's parts, in the record of a run."""
+"""The metrics of a reward's parts and of each dataset of a mixture, and the rewards of greedy
+responses: most runs have none of these.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from math import nan
 from statistics import fmean, stdev
 
 import torch
+from torch import Tensor
 
 from oxrl.functional.shaping import informative_groups
 from oxrl.types import Metrics, Rollouts, Score, ScoreStatus
@@ -90,3 +93,23 @@ def alike_groups(rollouts: Rollouts, names: Sequence[str]) -> float:
     """The share of groups in which no part of these names differs."""
     groups = {rollout.group_id for rollout in rollouts if rollout.score.value is not None}
     return 1 - len(groups_of_different_parts(rollouts, names)) / max(len(groups), 1)
+
+
+def rewards_by_source(rollouts: Rollouts) -> Metrics:
+    """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one."""
+    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
+    metrics: Metrics = {}
+    if len(sources) < 2:
+        return metrics
+    for source in sources:
+        scores = [rollout.score.value for rollout in rollouts if rollout.prompt.source == source]
+        values = [value for value in scores if value is not None]
+        metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else nan
+    return metrics
+
+
+def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:
+    """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
+    known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
+    rewards = [known.get(group, nan) for group in group_ids.tolist()]
+    return torch.tensor(rewards, dtype=torch.float64)

@@ -5,6 +5,7 @@ Where every group is trained on one round is enough, and nothing of this is impo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, SyncRollouts
@@ -29,6 +30,13 @@ class GroupChoice(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundParts(RolloutParts):
+    """The parts of a source that does not train on every group; `choice` says on which."""
+
+    choice: GroupChoice
+
+
 class RoundRollouts(SyncRollouts):
     """A RolloutSource that samples in rounds."""
 
@@ -46,7 +54,7 @@ class RoundRollouts(SyncRollouts):
 
 def still_missing(step: RolloutStep, parts: RolloutParts) -> int:
     """Count the prompts that a step still needs."""
-    if parts.choice is None:
+    if not isinstance(parts, RoundParts):
         return 0
     wanted = parts.prompts_per_step
     return parts.choice.missing(step.rollouts, wanted=wanted, rounds=step.rounds)
@@ -56,7 +64,7 @@ def choose_groups(step: RolloutStep, parts: RolloutParts) -> None:
     """Say which groups of a step are trained on, and where the next one goes on."""
     wanted = parts.prompts_per_step
     chosen = tuple(dict.fromkeys(rollout.group_id for rollout in step.rollouts))
-    if parts.choice is not None:
+    if isinstance(parts, RoundParts):
         chosen = parts.choice.groups(step.rollouts, wanted=wanted)
     step.groups = chosen
     whole = len(chosen) == wanted
@@ -65,4 +73,4 @@ def choose_groups(step: RolloutStep, parts: RolloutParts) -> None:
 
 def most_rounds(parts: RolloutParts) -> int:
     """Most rounds of sampling per rollout step."""
-    return 1 if parts.choice is None else parts.choice.rounds
+    return parts.choice.rounds if isinstance(parts, RoundParts) else 1

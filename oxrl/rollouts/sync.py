@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from oxrl.data.order import RowSource
 from oxrl.engines.sample import RolloutEngine
@@ -28,9 +28,6 @@ from oxrl.types import (
     Sampling,
     Score,
 )
-
-if TYPE_CHECKING:
-    from oxrl.rollouts.rounds import GroupChoice
 
 
 @dataclass(kw_only=True)
@@ -68,7 +65,6 @@ class RolloutParts:
     deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
     compared_parts: see RolloutStep. heard: is told of every response when it is finished.
-    choice: of the groups that are trained on; None: every one is.
     """
 
     sampler: RolloutEngine
@@ -80,7 +76,6 @@ class RolloutParts:
     max_error_rate: float
     compared_parts: tuple[str, ...] = ()
     heard: Heard = unheard
-    choice: GroupChoice | None = None
 
 
 class RolloutSource(Protocol):

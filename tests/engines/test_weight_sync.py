@@ -24,7 +24,7 @@ from oxrl.engines.delivery.proof import (
 )
 from oxrl.engines.delivery.sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train import Bucket
+from oxrl.engines.train import Bucket, Part
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import WeightSyncError
@@ -300,8 +300,8 @@ class Liar(LocalTrainer):
 
     lie: Attack | None = None
 
-    def weights(self) -> Iterator[Bucket]:
-        for bucket in super().weights():
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+        for bucket in super().weights(part):
             yield bucket if self.lie is None else self.lie(bucket)
 
 

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.rollouts import async_rollouts
 from oxrl.rollouts.async_rollouts import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples
+from oxrl.rollouts.rounds import RoundParts
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
@@ -358,7 +358,7 @@ class OneMore:
 def test_what_a_round_leaves_missing_is_sampled_in_the_next_one(sampler: LocalSampler) -> None:
     source = source_of(sampler, 16, rollout_steps=1)
     choice = OneMore()
-    source.parts = replace(source.parts, choice=choice)
+    source.parts = RoundParts(choice=choice, **vars(source.parts))
     found = source.next(0, step=0, stop=lambda: False)
     # Two prompts of two samples, then one more.
     assert choice.asked == [(4, 1), (6, 2)]
