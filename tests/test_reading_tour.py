@@ -33,6 +33,8 @@ def test_every_path_on_the_page_exists() -> None:
 
 def test_the_tour_has_a_step_for_every_stage_of_a_batch() -> None:
     assert 15 <= len(STEPS) <= 25
+    files = set(re.findall(r"`([\w/]+\.py)`", "\n".join(STEPS)))
+    assert 20 <= len(files) <= 25
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.split("`")[1])
