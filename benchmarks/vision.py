@@ -33,7 +33,7 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.models.vision_parts import freeze
+from oxrl.models.vision_network import freeze
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling

@@ -257,7 +257,7 @@ class Assembly:
         """
         model = self.model(device=device, later=later, trained=True)
         if self.cfg.model.freeze != "none":
-            from oxrl.models.vision_parts import freeze  # most models read text alone
+            from oxrl.models.vision_network import freeze  # most models read text alone
 
             freeze(model, self.cfg.model.freeze)
         return self._adapted(model)
@@ -372,7 +372,7 @@ class Assembly:
         tower_lr = self.cfg.train.tower_lr
         if tower_lr is None:
             return {}
-        from oxrl.models.vision_parts import part_of  # most models read text alone
+        from oxrl.models.vision_network import part_of  # most models read text alone
 
         rate = tower_lr / self.cfg.train.lr
         parts = part_of(cast(PreTrainedModel, model))

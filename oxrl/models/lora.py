@@ -28,7 +28,7 @@ from oxrl.modelfiles.folder import family_of
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.stored import NamedTensor, NamedTensors
-from oxrl.models.vision_parts import language_linears
+from oxrl.models.vision_network import language_linears
 from oxrl.models.weights import IN_MODEL, adapted_layers, plain_name
 from oxrl.types import TensorMap
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oxrl.modelfiles.folder import family_of
-from oxrl.models.vision_parts import part_of
+from oxrl.models.vision_network import part_of
 from oxrl.types import TensorMap, Tensors
 
 # The input of a model with what its tower would make of the images.

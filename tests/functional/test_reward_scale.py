@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
+from oxrl.functional.shaping import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.reward_scale import RewardScale
 from oxrl.types import RolloutBatch, TokenBatch
 

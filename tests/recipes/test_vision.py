@@ -42,7 +42,7 @@ from oxrl.modelfiles.folder import family_of
 from oxrl.models.image_features import ImageReader
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import CausalNetwork, unpadded
-from oxrl.models.vision_parts import freeze, part_of
+from oxrl.models.vision_network import freeze, part_of
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling

@@ -19,7 +19,7 @@ from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.data.prompts import PromptDataset
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.models.vision_parts import part_of
+from oxrl.models.vision_network import part_of
 from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from oxrl.checkpoint import Saved
-from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
+from oxrl.functional.shaping import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
