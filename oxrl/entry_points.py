@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oxrl.tables.user_code import Kind
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -39,6 +41,17 @@ def own_offers(group: str) -> Mapping[str, str]:
     except PackageNotFoundError:  # on a node that the package alone was sent to
         return {}
     return {entry.name: entry.value for entry in found}
+
+
+def is_ours(kind: Kind, name: str) -> bool:
+    """True if oxRL has something itself, in the core or in a package beside it.
+
+    Args:
+        kind: of code.
+        name: by which a configuration names it.
+    """
+    # What is in a file, or given by Python, has a colon in its name.
+    return ":" not in name and name in own_offers(kind.group)
 
 
 def all_offers(group: str) -> list[EntryPoint]:

@@ -19,14 +19,14 @@ from oxrl.assembly.assembly import Assembly
 from oxrl.cli.prepare import preparers
 from oxrl.commands.doctor import examine
 from oxrl.config import load_config
-from oxrl.entry_points import own_offers
+from oxrl.entry_points import is_ours, own_offers
 from oxrl.environments.find_tool import find_tool
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
 from oxrl.types import Completion, Prompt
 from oxrl.usercode.find import find
-from oxrl.usercode.locate import is_ours, locate
+from oxrl.usercode.locate import locate
 
 SHORT = """
 from word_games.lengths import letters

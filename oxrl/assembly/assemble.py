@@ -21,6 +21,7 @@ from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, unheard
 from oxrl.engines.train import Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
+from oxrl.entry_points import is_ours
 from oxrl.errors import InvariantError, required
 from oxrl.modelfiles.dims import model_dims
 from oxrl.recipes.compute_accounting import (
@@ -44,7 +45,6 @@ from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.user_code import REWARD
 from oxrl.types import ENVIRONMENT, Group, Prompt, Scores
-from oxrl.usercode.locate import is_ours
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature

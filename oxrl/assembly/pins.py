@@ -10,6 +10,7 @@ from pathlib import Path
 from oxrl.config import Config
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.train import is_own
+from oxrl.entry_points import is_ours
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import template_file
@@ -36,7 +37,6 @@ from oxrl.runs.pins import (
 )
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
-from oxrl.usercode.locate import is_ours
 
 MODEL = "model.name"
 Inputs = Iterator[Input]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from oxrl.entry_points import is_ours
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.usercode.environments import tool_names
 from oxrl.usercode.find import UserCode, find
 from oxrl.usercode.given import is_given
-from oxrl.usercode.locate import is_ours
 
 
 def find_environment(name: str) -> Callable[..., Any]:

@@ -11,15 +11,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, cast
 
+from oxrl.entry_points import is_ours, own_offers
 from oxrl.errors import RewardDefinitionError, did_you_mean
 from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.pools import GroupReward, SinglePool
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Objects, Prompt, Score
-from oxrl.usercode.locate import Place, is_ours, place_of
 
 Scorer = Callable[..., Score | float | list[Score]]
 
@@ -70,20 +69,8 @@ def find_builtin(name: str) -> BuiltIn | None:
     """
     if not is_ours(REWARD, name):
         return None
-    place = place_of(REWARD, name)
-    return getattr(import_module(place.module), place.name)
-
-
-def place_of_reward(name: str) -> Place:
-    """Say where a reward is, without running anything.
-
-    Args:
-        name: as of `find_reward`.
-
-    Raises:
-        ValueError: as of `place_of`.
-    """
-    return Place(Path(name).resolve()) if is_reward_model(name) else place_of(REWARD, name)
+    module, _, row = own_offers(REWARD.group)[name].partition(":")
+    return getattr(import_module(module), row)
 
 
 def option_problem(name: str, options: Objects) -> str:

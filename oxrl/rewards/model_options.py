@@ -1,4 +1,6 @@
-"""Facts about a reward that is a folder with a trained model, told without loading it."""
+"""Facts about a reward that is the folder of a trained model, and the places of rewards of users,
+told without loading any.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,27 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from oxrl.errors import known
-from oxrl.modelfiles.folder import VALUE_HEAD_FILE
+from oxrl.modelfiles.folder import VALUE_HEAD_FILE, is_reward_model
+from oxrl.tables.user_code import REWARD
 from oxrl.types import Objects
+from oxrl.usercode.locate import Place, place_of
 
 # What the chances that the steps are right become: shares of their mean, their sum, or the worst.
 StepsRule = Literal["mean", "sum", "worst"]
 DEFAULT_STEPS: StepsRule = "mean"
 STEPS = "steps"
+
+
+def place_of_reward(name: str) -> Place:
+    """Say where a reward is, without running anything.
+
+    Args:
+        name: as of `find_reward`.
+
+    Raises:
+        ValueError: as of `place_of`.
+    """
+    return Place(Path(name).resolve()) if is_reward_model(name) else place_of(REWARD, name)
 
 
 def model_option_problem(name: str, options: Objects) -> str:

@@ -19,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
+from oxrl.entry_points import is_ours
 from oxrl.errors import RewardDefinitionError, RewardError
-from oxrl.rewards.builtin import find_builtin, place_of_reward
+from oxrl.rewards.builtin import find_builtin
 from oxrl.rewards.failures import failed_scores, told_samples
+from oxrl.rewards.model_options import place_of_reward
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.trial import DRY_GROUP, described, rehearse_all
@@ -39,7 +41,6 @@ from oxrl.types import (
     ScoreStatus,
 )
 from oxrl.usercode.given import load_request
-from oxrl.usercode.locate import is_ours
 from oxrl.usercode.sources import code_digest
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import (

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from oxrl.entry_points import all_offers, own_offers, package_of
+from oxrl.entry_points import all_offers, is_ours, own_offers, package_of
 from oxrl.errors import did_you_mean
 from oxrl.tables.user_code import Kind
 
@@ -25,12 +25,6 @@ class Place(NamedTuple):
     ours: bool = False
 
 
-def is_ours(kind: Kind, name: str) -> bool:
-    """True if oxRL has something itself, in the core or in a package beside it."""
-    # What is in a file, or given by Python, has a colon in its name.
-    return ":" not in name and name in own_offers(kind.group)
-
-
 def names_of(kind: Kind) -> list[str]:
     """Everything of a kind that has a name: what oxRL has, then what other packages offer."""
     own = own_offers(kind.group)
@@ -39,7 +33,7 @@ def names_of(kind: Kind) -> list[str]:
 
 
 def forms_of(kind: Kind) -> str:
-    """What a configuration may name of a kind, in words."""
+    """Say in words all that a configuration may name of a kind."""
     return kind.forms.format(", ".join(names_of(kind)))
 
 

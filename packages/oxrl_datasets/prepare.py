@@ -74,7 +74,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 
 
 class Asked(NamedTuple):
-    """What a user asks for.
+    """A dataset, or a model, that a user asks for.
 
     name: of the dataset. source: a raw file, here or on the hub (hf://datasets/OWNER/NAME/FILE), or
     a folder of them; None for what is generated, or has a place on the hub of its own. out: the
@@ -198,7 +198,7 @@ def _write_judged(asked: Asked) -> Report:
         Interrupted: a signal asked to stop; verdicts are kept in the folder.
     """
     from oxrl_datasets.judged import Judged  # other datasets ask nobody
-    from oxrl_graders.judge.options import refuse_secrets
+    from oxrl_graders.judge.options import refuse_secrets  # likewise
 
     try:
         refuse_secrets(asked.options)
@@ -237,8 +237,8 @@ def _write_demonstrations(asked: Asked) -> Report:
     chosen = asked.chosen(Demonstrations)
     made = Demonstrations(**chosen).make(asked.seed, asked.limit)
     if chosen["lerobot"]:
-        from oxrl_robots.lerobot import write_episodes
-        from oxrl_robots.robot_episodes import as_robot_episode
+        from oxrl_robots.lerobot import write_episodes  # pyarrow and frames, where asked for
+        from oxrl_robots.robot_episodes import as_robot_episode  # likewise
 
         episodes = [as_robot_episode(done) for done in made.played]
         write_episodes(asked.out / "lerobot", episodes, robot=str(chosen["environment"]))

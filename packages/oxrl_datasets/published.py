@@ -377,7 +377,7 @@ def _on_white(content: bytes) -> str:
     """An image without transparency, as a data URL."""
     from PIL import Image
 
-    from oxrl.data.image_files import FORMATS
+    from oxrl.data.image_files import FORMATS  # with Pillow, for images alone
 
     with Image.open(BytesIO(content), formats=FORMATS) as image:
         drawn = image.convert("RGBA")

@@ -236,7 +236,7 @@ def _features(frame: Frame) -> JsonObject:
 
     from PIL import Image
 
-    from oxrl.data.image_files import FORMATS
+    from oxrl.data.image_files import FORMATS  # with Pillow, for images alone
 
     found: JsonObject = {"action": _feature("float32", [len(frame.action)])}
     if frame.state is not None:
@@ -360,7 +360,7 @@ def _seed_of(episode: Json) -> tuple[int, int] | None:
 def _read_lines(
     path: Path, what: str, read: Callable[[Json], tuple[int, Json] | None]
 ) -> dict[int, Json]:
-    """What the lines of a file say by number; `read` returns both, or None for nothing."""
+    """Read the lines of a file into values by number; `read` returns both, or None for nothing."""
     found: dict[int, Json] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:

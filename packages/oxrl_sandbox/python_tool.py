@@ -8,6 +8,7 @@ from oxrl.errors import did_you_mean
 from oxrl_sandbox.client import LEVELS, Sandbox
 from oxrl_sandbox.findings import Job, SandboxError
 from oxrl_sandbox.inside.confine import Limits
+from oxrl_sandbox.layers import FIXES
 
 FOLDER_MB = 64
 # Runs the policy's source as a notebook does: the value of a last expression is printed, and so is
@@ -93,9 +94,6 @@ class PythonTool:
         Raises:
             ValueError: it cannot be had here; says why and what helps.
         """
-        # Looks at the machine, which a call does not need.
-        from oxrl_sandbox.layers import FIXES
-
         try:
             self._sandbox.start()
         except SandboxError as error:

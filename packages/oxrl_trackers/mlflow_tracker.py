@@ -199,7 +199,3 @@ def seal_of(folder: Path) -> str:
     """The hash that a checkpoint's manifest has of itself; empty where there is none."""
     manifest = read_json(folder / "manifest.json") or {}
     return str(manifest.get("sha256", ""))
-
-
-# What the entry point names.
-open_tracker = MLflowTracker

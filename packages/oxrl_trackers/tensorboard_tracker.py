@@ -57,7 +57,3 @@ def _as_markdown(params: Json) -> str:
     """A table of the config."""
     rows = [f"| {path} | {value} |" for path, value in params.items()]
     return "\n".join(["| field | value |", "|---|---|", *rows])
-
-
-# What the entry point names.
-open_tracker = TensorBoardTracker

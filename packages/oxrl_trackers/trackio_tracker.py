@@ -46,7 +46,3 @@ class TrackioTracker:
 
     def close(self, outcome: str) -> None:
         pass  # nothing is held open, and trackio has no word for it
-
-
-# What the entry point names.
-open_tracker = TrackioTracker

@@ -37,7 +37,3 @@ class WandbTracker:
 
     def close(self, outcome: str) -> None:
         self._run.finish(exit_code=0 if outcome == "FINISHED" else 1)
-
-
-# What the entry point names.
-open_tracker = WandbTracker

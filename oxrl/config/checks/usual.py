@@ -13,14 +13,16 @@ from oxrl.config.conditions import CODE, JUDGE, is_model_folder
 from oxrl.config.schema import Config
 from oxrl.config.sections.reward import CODE_OPTIONS, AskedReward, asked_rewards
 from oxrl.config.source import Problem, Problems, Source, at
+from oxrl.entry_points import is_ours
 from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, is_builtin
 from oxrl.modelfiles.dims import model_context, why_unsupported
 from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 from oxrl.modelfiles.hub import SCHEME, SUFFIXES, locate
-from oxrl.rewards.builtin import option_problem, place_of_reward
+from oxrl.rewards.builtin import option_problem
 from oxrl.tables.cells import CRITIC, GROUPS
 from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, KL_COEFF, NUMBERS, REFERENCE_SYNC_STEPS
+from oxrl.tables.user_code import REWARD
 
 # How many times its default a number of the algorithm may be without a word.
 FAR_OUT = 1e4
@@ -132,11 +134,14 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
     if not name:
         yield Problem(field, "is empty: write a built-in reward or path.py:function", name)
         return
-    try:
-        place_of_reward(name)
-    except ValueError as error:
-        yield Problem(field, str(error), name)
-        return
+    if not is_ours(REWARD, name):
+        from oxrl.rewards.model_options import place_of_reward  # what oxRL has is there
+
+        try:
+            place_of_reward(name)
+        except ValueError as error:
+            yield Problem(field, str(error), name)
+            return
     problem = option_problem(name, asked.options)
     if problem:
         options = f"{asked.field}.options"
