@@ -9,7 +9,6 @@ from pathlib import Path
 
 from oxrl.config import Config
 from oxrl.config.sections.reward import asked_rewards
-from oxrl.config.sections.train import is_own
 from oxrl.entry_points import is_ours
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
@@ -147,7 +146,7 @@ def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:
     if cfg.environment.name:
         yield ENVIRONMENT, ENVIRONMENT.field, [cfg.environment.name]
     if cfg.recipe == "rl":
-        if is_own(cfg.train.row.gate):
+        if cfg.train.row.has_own_loss:
             yield GATE, GATE.field, [cfg.train.row.gate]
         if cfg.train.features:
             yield FEATURE, FEATURE.field, list(cfg.train.features)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import model_config, vision_family
-from oxrl.tables.cells import CELLS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
 
@@ -216,7 +215,7 @@ def has_reference_model(cfg: Config) -> bool:
 )
 def has_own_loss(cfg: Config) -> bool:
     """The policy loss, where there is one, is a function of the user's."""
-    return cfg.recipe != "rl" or ("gate", cfg.train.row.gate) not in CELLS
+    return cfg.recipe != "rl" or cfg.train.row.has_own_loss
 
 
 # --- Samplers and actors.

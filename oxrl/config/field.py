@@ -202,7 +202,9 @@ class Section(BaseModel):
     def _refuse_lookalikes(cls, value: object, info: ValidationInfo) -> object:
         """Stop `true` from becoming 1 and `no`, `on`, `1` from becoming a boolean."""
         field = cls.model_fields[cast(str, info.field_name)]
-        boolean, words = _boolean_and_words(field)
+        kinds = get_args(field.annotation) or (field.annotation,)
+        boolean = bool in kinds
+        words = [word for kind in kinds for word in get_args(kind)]  # taken beside true and false
         if isinstance(value, bool) and not boolean:
             raise ValueError(
                 "must not be true or false here; write a number, or quote the word if it is text"
@@ -228,14 +230,6 @@ class Section(BaseModel):
         if isinstance(value, float) and abs(value) > LARGEST:
             raise ValueError(f"must be at most {LARGEST:g}, the largest number of 32 bits")
         return value
-
-
-def _boolean_and_words(field: FieldInfo) -> tuple[bool, tuple[str, ...]]:
-    """Return True if a field takes true and false, and the words that it takes beside them."""
-    parts = get_args(field.annotation) or (field.annotation,)
-    if bool not in parts:
-        return False, ()
-    return True, tuple(word for part in parts for word in get_args(part))
 
 
 def names_in(text: str) -> list[str]:

@@ -5,7 +5,7 @@ everything wrong.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,21 +127,24 @@ def _refuse_what_is_wrong(
     Args:
         problems: of single fields; check, evaluated: as of `checked`.
     """
-    read = fields_read(cfg)
-    unread = [
-        path
-        for path in FIELDS
-        if path not in read
-        and path in source.values
-        and path.partition(".")[0] not in evaluated
-        # Whoever switches evaluation off need not touch what says how it is done.
-        and not (source.switched_off("data.eval") and evaluates in about(FIELDS[path]).when)
-    ]
+    unread = list(_unread_fields(cfg, source, evaluated))
     across = list(check(cfg))
     if problems or unread or across:
         from oxrl.config.mistakes import report  # most runs are not refused
 
         raise ConfigError(report(cfg, source, problems, unread, across))
+
+
+def _unread_fields(cfg: Config, source: Source, evaluated: Collection[str]) -> Iterator[str]:
+    """Yield fields that are written down and that this run does not read."""
+    read = fields_read(cfg)
+    no_evaluation = source.switched_off("data.eval")
+    for path, field in FIELDS.items():
+        if path in read or path not in source.values or path.partition(".")[0] in evaluated:
+            continue
+        # Whoever switches evaluation off need not touch what says how it is done.
+        if not (no_evaluation and evaluates in about(field).when):
+            yield path
 
 
 def _keep_what_was_taken(given: object, began: object) -> None:

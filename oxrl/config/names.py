@@ -97,9 +97,8 @@ def translated(path: str, value: object) -> tuple[list[str], object]:
         No field where that is not known, where nothing is set, or where more than another name is
         needed.
     """
-    last = path.rpartition(".")[2]
     known = meaning(path)
-    meant = known or Meant(tuple(field for field in FIELDS if field.endswith(f".{last}")))
+    meant = known or Meant(fields_named(path.rpartition(".")[2]))
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     mapped = meant.values.get(str(value).lower())
@@ -135,5 +134,10 @@ def unknown_section(name: str) -> str:
 
 def homes(name: str) -> str:
     """Return `; did you mean section.name?` for the sections that have a field of this name."""
-    found = [path for path in FIELDS if path.endswith(f".{name}")]
+    found = fields_named(name)
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def fields_named(name: str) -> tuple[str, ...]:
+    """Dotted paths of the fields of this name, in any section."""
+    return tuple(path for path in FIELDS if path.endswith(f".{name}"))

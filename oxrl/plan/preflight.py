@@ -25,7 +25,6 @@ from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.rollout import ActionConfig
-from oxrl.config.sections.train import is_own
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.order import index_at
 from oxrl.data.rows import Record, in_our_words, read_rows
@@ -380,17 +379,12 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
 
 def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that a policy loss of the user's own can be called, and is a loss."""
-    if not is_own_loss(cfg):
+    if not cfg.train.row.has_own_loss:
         return f"{cfg.train.row.gate}, of the table"
     from oxrl.usercode.gates import tried_gate  # torch, which losses of the table do without
 
     sent = cfg.train.backend != "local"
     return tried_gate(cfg.train.row.gate, cfg.train.loss_numbers, sent=sent)
-
-
-def is_own_loss(cfg: Config) -> bool:
-    """True if the policy loss is the user's."""
-    return cfg.recipe == "rl" and is_own(cfg.train.row.gate)
 
 
 def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:

@@ -16,7 +16,6 @@ from oxrl.config import Config
 from oxrl.config.conditions import sharing_is_read
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.sections.reward import asked_rewards
-from oxrl.config.sections.train import is_own
 from oxrl.errors import OxrlError
 from oxrl.runs.waiting import Patience
 from oxrl.usercode.messages import Json, Replies
@@ -75,7 +74,7 @@ def _subjects(cfg: Config) -> list[str]:
         "device": cfg.run.device != "cuda",
         "prompts": not sharing_is_read(cfg),
         "environment": not cfg.environment.name,
-        "loss": cfg.recipe != "rl" or not is_own(cfg.train.row.gate),
+        "loss": not cfg.train.row.has_own_loss,
         "features": not cfg.train.features,
         "trackers": not cfg.run.trackers,
         "sampler": not cfg.sampling_process,

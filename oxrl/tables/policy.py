@@ -116,6 +116,11 @@ class Row:
         return (*cells, *dict.fromkeys([*needed, *self.features]))
 
     @property
+    def has_own_loss(self) -> bool:
+        """True if its policy loss is a user's, and none of the table."""
+        return ("gate", self.gate) not in CELLS
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Names of the features that the cells and the row need, each once."""
         return tuple(part.name for part in self.parts if isinstance(part, Feature))

@@ -11,7 +11,7 @@ from typing import Any
 from oxrl.config.checks.usual import check_groups, several_samples
 from oxrl.config.conditions import SHARING, obstacles
 from oxrl.config.schema import Config
-from oxrl.config.sections.train import CELLS, is_own
+from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Check, Problem, Problems, at
 from oxrl.tables.cells import OVERLONG_PENALTY
 from oxrl.tables.numbers import (
@@ -299,7 +299,7 @@ def check_own_gate(cfg: Config) -> Problems:
         cfg: of a run of reinforcement learning.
     """
     loss = cfg.train.row.gate
-    if not is_own(loss):
+    if not cfg.train.row.has_own_loss:
         return
     try:
         taken = gate_signature(loss)

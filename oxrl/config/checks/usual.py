@@ -165,22 +165,16 @@ def check_context(cfg: Config) -> Problems:
     bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"
     prompt = cfg.data.max_prompt_tokens
     response = cfg.rollout.max_tokens
-    also = ("model.max_length", "model.name", "data.max_prompt_tokens")
     if prompt is not None and prompt + response > context:
-        yield at(
-            "rollout.max_tokens",
-            (
-                f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} "
-                f"exceeds {bound}; lower one"
-            ),
-            *also,
+        rule = (
+            f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} "
+            f"exceeds {bound}; lower one"
         )
     elif response >= context:
-        yield at(
-            "rollout.max_tokens",
-            f"leaves no room for a prompt in {bound}; set it below {context}",
-            *also,
-        )
+        rule = f"leaves no room for a prompt in {bound}; set it below {context}"
+    else:
+        return
+    yield at("rollout.max_tokens", rule, "model.max_length", "model.name", "data.max_prompt_tokens")
 
 
 def check_sampling(cfg: Config) -> Problems:

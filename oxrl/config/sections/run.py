@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 from pydantic import field_validator
 
@@ -14,8 +14,6 @@ from oxrl.config.conditions import evaluates, has_ray_actors, joins_a_cluster, t
 from oxrl.config.field import OFFLINE, RL, Section, aka, names_in, printable, setting
 from oxrl.errors import known
 from oxrl.tables.watch import HEALTH_CHECKS, TRACKERS, Deadlines, Phase
-
-V = TypeVar("V")
 
 # Of any wait, in seconds.
 SHORTEST_S = 0.01
@@ -246,17 +244,21 @@ class RunConfig(Section):
         given = cast(dict[object, object], value)
         return {name: "off" if found is False else found for name, found in given.items()}
 
-    @field_validator("health")
+    @field_validator("health", "trackers")
     @classmethod
-    def _known_checks(cls, value: dict[str, str]) -> dict[str, str]:
-        """Every name is that of a check."""
-        return _refuse_unknown(value, HEALTH_CHECKS, value)
-
-    @field_validator("trackers")
-    @classmethod
-    def _known_trackers(cls, value: str) -> str:
-        """Every name is that of a tracker."""
-        return _refuse_unknown(names_in(value), TRACKERS, value)
+    def _known_names(cls, value: dict[str, str] | str) -> dict[str, str] | str:
+        """Every name is that of a health check, or of a tracker."""
+        names: Iterable[str] = value
+        there_are: Iterable[str] = HEALTH_CHECKS
+        if isinstance(value, str):
+            names = names_in(value)
+            there_are = TRACKERS
+        for name in names:
+            try:
+                known(name, there_are)
+            except ValueError as error:
+                raise ValueError(f"{name!r} {error}") from None
+        return value
 
     @field_validator("name")
     @classmethod
@@ -304,13 +306,3 @@ class RunConfig(Section):
     def directory(self) -> Path:
         """Run directory, with the default filled in."""
         return Path(self.dir) if self.dir is not None else Path("runs") / self.name
-
-
-def _refuse_unknown(names: Iterable[str], all_known: Iterable[str], value: V) -> V:
-    """The value that holds the names, where every one of them is known."""
-    for name in names:
-        try:
-            known(name, all_known)
-        except ValueError as error:
-            raise ValueError(f"{name!r} {error}") from None
-    return value
