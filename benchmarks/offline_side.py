@@ -32,7 +32,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     from oxrl_side import GatedSession
 
     from oxrl.assembly.opening import session_options
-    from oxrl.commands.train import begin
+    from oxrl.commands.loop import begin
     from oxrl.config import load_config
 
     settings = given.pop("settings")

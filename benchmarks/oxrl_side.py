@@ -21,7 +21,7 @@ import oxrl.engines.sample.local
 import oxrl.models.load
 from oxrl.assembly.opening import session_options
 from oxrl.checkpoint import Saved
-from oxrl.commands.train import begin
+from oxrl.commands.loop import begin
 from oxrl.config import load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.recipes.session import P, Progress, Session, SessionOptions

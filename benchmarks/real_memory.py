@@ -70,8 +70,7 @@ def planned(path: Path) -> dict[str, float]:
     """What the plan says, in GB."""
     from oxrl.config import load_config
     from oxrl.modelfiles.dims import model_dims
-    from oxrl.plan.memory import memory, rows_no_longer
-    from oxrl.plan.needs import memory_needed
+    from oxrl.plan.memory import memory, memory_needed, rows_no_longer
     from oxrl.plan.preflight import Prepared, check_data, check_tokenizer
     from oxrl.runs.waiting import Patience
 

@@ -127,7 +127,7 @@ class Pace:
 def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> None:
     """The steps of the recipe, as `oxrl train` takes them."""
     from oxrl.assembly.opening import session_options
-    from oxrl.commands.train import begin
+    from oxrl.commands.loop import begin
     from oxrl.config import load_config
     from oxrl.models.load import load_tokenizer
     from oxrl.recipes.session import Session

@@ -20,10 +20,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from oxrl.checkpoint.targets import newest_checkpoint
+from oxrl.commands.train import run as run_recipe
 from oxrl.config import Config, load_source
 from oxrl.config.field import fits_a_path
 from oxrl.config.given import mapping_source
@@ -104,8 +106,6 @@ def train(
         Interrupted: Ctrl-C or a signal; everything is saved, `resume=True` goes on.
         OxrlError: the run failed; says what and where.
     """
-    from oxrl.commands.train import run as run_recipe
-
     source = _read(config, overrides)
     found = Given()
     _name_objects(source, found, {"reward": reward, "environment": environment})
@@ -210,8 +210,6 @@ class Run:
         Raises:
             CheckpointError: there is none.
         """
-        from oxrl.checkpoint.targets import newest_checkpoint
-
         return newest_checkpoint(self.path)
 
     def evaluate(
@@ -238,7 +236,7 @@ class Run:
             CheckpointError: the run has no usable checkpoint.
             DataError: a row cannot be used; names it.
         """
-        from oxrl.commands.evaluate import run_eval
+        from oxrl.commands.evaluate import run_eval  # torch
 
         with tempfile.TemporaryDirectory() as folder, giving(self._objects):
             changes = list(overrides)
@@ -286,11 +284,10 @@ class Run:
         Raises:
             RunDirectoryError: no such step or sample, or an input of the run has changed.
         """
-        from oxrl.commands.replay import TOLERANCE, replay
+        from oxrl.commands.replay import replay  # torch
 
-        limit = TOLERANCE if tolerance is None else tolerance
         with giving(self._objects):
-            return replay(self.path, step, sample, tolerance=limit)
+            return replay(self.path, step, sample, tolerance=tolerance)
 
     def generate(
         self,
@@ -322,12 +319,11 @@ class Run:
             ConfigError: the model reads no images, or they and a prompt do not fit its context.
             DataError: an image cannot be used.
         """
-        from oxrl.commands.evaluate import run_generate
-        from oxrl.types import Sampling
+        from oxrl.commands.evaluate import GENERATION, run_generate  # torch
 
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        sampling = Sampling(
-            temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
+        sampling = replace(
+            GENERATION, temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
         )
         return run_generate(
             str(self.path), asked, samples=n, sampling=sampling, seed=seed, images=images

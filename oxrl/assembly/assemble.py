@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel
@@ -24,6 +23,7 @@ from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
 from oxrl.errors import InvariantError, required
 from oxrl.modelfiles.dims import model_dims
+from oxrl.recipes import rl
 from oxrl.recipes.compute_accounting import (
     OPTIMIZER_BYTES,
     WITHOUT_MASTERS,
@@ -31,27 +31,47 @@ from oxrl.recipes.compute_accounting import (
     LedgerInputs,
     model_work,
 )
-from oxrl.recipes.features import FEATURES, build_features
-from oxrl.recipes.machine import Evaluation, Machine
+from oxrl.recipes.machine import Machine
 from oxrl.recipes.objective import Objective
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import GroupScorer, ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
-from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed
+from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.waiting import Patience, StopAsked, never
-from oxrl.tables.cells import GROUPS, REWARD_PARTS
+from oxrl.tables.cells import BINARY_REWARDS, GROUPS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.user_code import REWARD
-from oxrl.types import ENVIRONMENT, Group, Prompt, Scores
+from oxrl.types import Group, Prompt, Scores
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature
+    from oxrl.recipes.scored_answers import Evaluation
+    from oxrl.recipes.session import Session
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+# Needs of a row that are met by its configuration alone.
+NOTHING_ADDED = {GROUPS.name, BINARY_REWARDS.name}
+
+
+def train_rl(assembly: Assembly, session: Session) -> None:
+    """Put a run of reinforcement learning together, and go through its loop.
+
+    Args:
+        assembly: has the parts.
+        session: of the run.
+    """
+    machine = assemble(assembly, session.clock, session.stopping, session.pool)
+    session.closing(machine.close)
+    if assembly.cfg.run.only is None:
+        rl.train(machine, session)
+    else:
+        from oxrl.recipes import rollouts_only  # most runs train as well
+
+        rollouts_only.train(machine, session)
 
 
 def assemble(
@@ -66,11 +86,10 @@ def assemble(
         stack.callback(engines.sampler.close)
         limits = engines.limits
         delivery = build_delivery(assembly, engines)
-        features = build_all_features(assembly, engines)
+        features = build_features(assembly, engines)
         objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
         ledger = build_ledger(assembly, objective, clock, shared=engines.shared)
-        path = cfg.data.eval
-        held_out = assembly.prompts(path, limits.longest, held_out=True) if path else None
+        held_out = held_out_prompts(assembly, limits)
         requests = build_requests(assembly, limits, features)
         first = try_on_data(requests, rewards if pool is None else None, stop)
 
@@ -88,10 +107,10 @@ def assemble(
             prompts_per_step=cfg.data.prompts_per_step,
             deadline_s=cfg.run.waits.seconds["rollout"],
             max_error_rate=cfg.reward.max_error_rate,
-            compared_parts=compared_parts(cfg),
+            compared_parts=assembly.compared_parts,
             heard=heard,
         )
-        source = build_source(cfg, chosen_parts(parts, features), delivery)
+        source = build_source(cfg, parts, features, delivery)
         stack.callback(source.close)
         return Machine(
             seed=cfg.run.seed,
@@ -103,11 +122,10 @@ def assemble(
             reference=reference_of(assembly, engines),
             objective=objective,
             features=features,
-            sampler=sampler,
             source=kept_source(cfg, source),
             delivery=delivery,
             row_rules=build_row_rules(assembly, limits),
-            evaluation=build_evaluation(assembly, held_out, parts, limits, stop),
+            evaluation=build_evaluation(assembly, held_out, limits, parts, source, delivery, stop),
             ledger=ledger,
             saved=what_is_saved(engines, features, source, delivery),
             ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
@@ -129,10 +147,14 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         return build_ray_engines(assembly, stack)
     trainers = assembly.trainers()
     model = cast(PreTrainedModel, trainers["policy"].model)
-    hosted = cfg.sampling_process
     limits = assembly.limits(model)
-    sampler = assembly.hosted_sampler(stack.callback) if hosted else assembly.sampler(model)
-    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=not hosted)
+    if not cfg.sampling_process:
+        sampler = assembly.local_sampler(model)
+        return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
+    from oxrl.assembly.sampler_processes import hosted_sampler  # another process samples
+
+    hosted = hosted_sampler(assembly, stack.callback)
+    return Engines(trainers=trainers, sampler=hosted, limits=limits, shared=False)
 
 
 def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
@@ -147,76 +169,22 @@ def build_delivery(assembly: Assembly, engines: Engines) -> Delivery:
     policy = engines.trainers["policy"]
     if engines.shared:
         return SharedWeights(policy, engines.sampler, assembly.part_sent)
-    from oxrl.assembly.delivery import proved_delivery  # samplers with weights of their own
+    from oxrl.assembly.sampler_processes import proved_delivery  # as above
 
     return proved_delivery(assembly, policy, engines.sampler, engines.limits, engines.transport)
 
 
-def build_all_features(assembly: Assembly, engines: Engines) -> list[Feature]:
-    """What row, user and config add to the loop beyond the row's cells, in order."""
+def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
+    """Build what row, user and configuration add to the loop beyond the row's cells."""
     cfg = assembly.cfg
-    features: list[Feature] = []
-    # Each is imported where a run has it.
-    if cfg.reward.normalize != "none" or cfg.reward.bound is not None:
-        from oxrl.recipes.features.reward_scale import RewardScale
-
-        features.append(RewardScale(cfg.reward.normalize, cfg.reward.bound))
-    features += features_of_row(assembly, engines)
-    if cfg.run.record == "tokens":
-        from oxrl.recipes.features.token_record import TokenRecord
-
-        features.append(TokenRecord(cfg.run.directory / ROLLOUTS))
-    if cfg.environment.name:
-        # Last: what it hands on is cut into rows.
-        from oxrl.recipes.features.episodes import Episodes
-
-        features.append(Episodes())
-    return features
-
-
-def features_of_row(assembly: Assembly, engines: Engines) -> list[Feature]:
-    """Build what row and user add to the loop beyond the row's cells; many add nothing."""
-    train = assembly.cfg.train
-    if FEATURES.keys().isdisjoint(train.row.needs) and not train.features:
+    of_row = set(cfg.train.row.needs) - NOTHING_ADDED
+    rescales = cfg.reward.normalize != "none" or cfg.reward.bound is not None
+    records = cfg.run.record == "tokens"
+    if not (of_row or cfg.train.features or rescales or records or cfg.environment.name):
         return []
-    from oxrl.recipes.features.base import FeatureInputs  # as above
+    from oxrl.assembly.features import features_of  # most runs have none
 
-    given = FeatureInputs(
-        row=train.row,
-        train=assembly.algorithm,
-        max_tokens=assembly.cfg.longest_response,
-        policy=engines.trainers["policy"],
-        critic=engines.trainers.get("critic"),
-        reference=engines.trainers.get("reference"),
-        part_weights=part_weights(assembly.cfg),
-        compared_parts=compared_parts(assembly.cfg),
-    )
-    features = build_features(given)
-    if train.features:
-        from oxrl.recipes.features.own_feature import (
-            own_features,  # most runs have none of their own
-        )
-
-        features += own_features(given, train.features, sent=train.backend != "local")
-    return features
-
-
-def part_weights(cfg: Config) -> dict[str, float]:
-    """Name -> weight of every part of the reward; in episodes their own rewards are one as well.
-
-    Empty of a reward that is not asked for in parts.
-    """
-    weights = {name: part.weight for name, part in cfg.reward.parts.items()}
-    if weights and cfg.environment.name:
-        weights[ENVIRONMENT] = 1.0
-    return weights
-
-
-def compared_parts(cfg: Config) -> tuple[str, ...]:
-    """Parts of the reward that the row compares one by one; empty: it compares their sum."""
-    if not cfg.train.row.has(REWARD_PARTS):
-        return ()
-    return tuple(name for name, weight in part_weights(cfg).items() if weight)
+    return features_of(assembly, engines)
 
 
 def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
@@ -234,7 +202,7 @@ def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shar
     ledger = Ledger(
         LedgerInputs(
             work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
-            speed=speed_of(assembly),
+            speed=assembly.speed,
             optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
             + WITHOUT_MASTERS * (train.master_weights == "none"),
             budget=assembly.tokens_at_once,
@@ -249,20 +217,6 @@ def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shar
     )
     clock.derive(ledger.against_floor)
     return ledger
-
-
-def speed_of(assembly: Assembly) -> MachineSpeed | None:
-    """Measure the device that a run of one process computes on; None where it has several."""
-    if assembly.cfg.train.backend != "local" or assembly.cfg.samplers:
-        return None
-    return machine_speed(assembly.device, assembly.dtype)
-
-
-def note_machine(assembly: Assembly) -> None:
-    """Write into environment.json how fast the machine is, for a run that has a ledger."""
-    speed = speed_of(assembly)
-    if speed is not None:
-        note_speed(assembly.cfg.run.directory, speed)
 
 
 def build_requests(
@@ -336,8 +290,7 @@ def answering(
         return sampler, NoScores()
     if not assembly.cfg.environment.name:
         return sampler, required(scorer, "a reward")
-    # A run of single turns pays nothing for those of several.
-    from oxrl.assembly.episode_wiring import play_episodes
+    from oxrl.assembly.episode_wiring import play_episodes  # single turns do without
 
     return play_episodes(assembly, sampler, scorer, limits, first, stack, stop)
 
@@ -372,42 +325,20 @@ def overlapped(
     return meanwhile, meanwhile.offer
 
 
-def chosen_parts(parts: RolloutParts, features: Sequence[Feature]) -> RolloutParts:
-    """With a choice of the groups that are trained on, where a feature makes one."""
-    for feature in features:
-        if feature.choice is not None:
-            from oxrl.rollouts.rounds import RoundParts  # where every group is, it is not needed
+def build_source(
+    cfg: Config, parts: RolloutParts, features: Sequence[Feature], delivery: Delivery
+) -> RolloutSource:
+    """Build the source of rollouts: step after step, in rounds, ahead of training, or stored.
 
-            return RoundParts(**vars(parts), choice=feature.choice)
-    return parts
+    Args:
+        features: one of them may choose the groups that are trained on.
+    """
+    choice = next((feature.choice for feature in features if feature.choice is not None), None)
+    if choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
+        return SyncRollouts(parts)
+    from oxrl.assembly.other_sources import other_source  # the rarer ones
 
-
-def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
-    """Build the source of rollouts: step after step, sampled ahead of training, or stored."""
-    # Each is imported where a run has it.
-    if cfg.rollout.from_samples is not None:
-        from oxrl.rollouts.whole_samples import StoredRollouts
-
-        return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
-    if not cfg.sampling_block:
-        if type(parts) is RolloutParts:  # every group is trained on
-            return SyncRollouts(parts)
-        from oxrl.rollouts.rounds import RoundRollouts
-
-        return RoundRollouts(parts)
-    from oxrl.rollouts.async_rollouts import AheadRollouts
-    from oxrl.rollouts.rounds import most_rounds
-
-    per_batch = parts.prompts_per_step * parts.requests.per_prompt * most_rounds(parts)
-    return AheadRollouts(
-        parts,
-        delivery,
-        block=cfg.sampling_block,
-        capacity=2 * cfg.sampling_block * per_batch,
-        rollout_steps=cfg.run.steps // cfg.train.updates,
-        updates=cfg.train.updates,
-        background=cfg.inference_engine.actors > 0,
-    )
+    return other_source(cfg, parts, choice, delivery)
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
@@ -433,17 +364,26 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
     )
 
 
+def held_out_prompts(assembly: Assembly, limits: Limits) -> PromptDataset | None:
+    """The prompts of data.eval; None without."""
+    path = assembly.cfg.data.eval
+    return None if path is None else assembly.prompts(path, limits.longest, held_out=True)
+
+
 def build_evaluation(
     assembly: Assembly,
     held_out: PromptDataset | None,
-    parts: RolloutParts,
     limits: Limits,
+    parts: RolloutParts,
+    source: RolloutSource,
+    delivery: Delivery,
     stop: StopAsked,
 ) -> Evaluation | None:
     """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
     if held_out is None:
         return None
-    from oxrl.recipes.scored_answers import ScoredSampler, evaluation_seed  # of runs with data.eval
+    # Of runs with data.eval.
+    from oxrl.recipes.scored_answers import Evaluation, ScoredSampler, evaluation_seed
 
     rollout = assembly.cfg.rollout
     answers = ScoredSampler(
@@ -455,7 +395,7 @@ def build_evaluation(
         deadline_s=parts.deadline_s,
         stop=stop,
     )
-    return Evaluation(held_out, answers)
+    return Evaluation(held_out, answers, source, delivery)
 
 
 def what_is_saved(

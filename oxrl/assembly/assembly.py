@@ -7,12 +7,8 @@ a training rank or a sampler, makes an assembly of its own from the same configu
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -20,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config import Config
-from oxrl.data.dataset import Dataset, ReadOptions
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
@@ -33,27 +29,25 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.folder import PROCESSOR, has_image_processor, vision_family
+from oxrl.models import shared_prefix, trials
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel, fix_rotations
-from oxrl.models.token_mask import banned_tokens
+from oxrl.models.token_mask import banned_tokens, sample_only
+from oxrl.runs.clock import MachineSpeed, machine_speed
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.seeds import stable_seed
-from oxrl.tables.cells import CRITIC
+from oxrl.tables.cells import CRITIC, REWARD_PARTS
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF, NUMBERS
 from oxrl.tables.policy import Algorithm
-from oxrl.tables.preference import METHODS
-from oxrl.types import Sampling, TokenIds
+from oxrl.types import ENVIRONMENT, Sampling, TokenIds
 
 if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
-    from oxrl.engines.sample.workers import RolloutWorkers
     from oxrl.engines.transport.base import WeightTransport
     from oxrl.models.lora import AdapterOptions
 
 log = logging.getLogger(__name__)
-# Takes what is to be called at the end.
-Closing = Callable[[Callable[[], None]], object]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -122,6 +116,16 @@ class Assembly:
         """
         asked = self.cfg.run.device
         return self.device.type if asked == "auto" else asked
+
+    @cached_property
+    def speed(self) -> MachineSpeed | None:
+        """The speed of the device; None where a run has several, or its operations are not
+        counted.
+        """
+        cfg = self.cfg
+        if cfg.recipe != "rl" or cfg.train.backend != "local" or cfg.samplers:
+            return None
+        return machine_speed(self.device, self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -207,6 +211,24 @@ class Assembly:
         train = self.cfg.train
         return train.row.kl != "none" and train.value(KL_COEFF) > 0
 
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Name -> weight of every part of the reward; in episodes their own rewards are one too.
+
+        Empty of a reward that is not asked for in parts.
+        """
+        weights = {name: part.weight for name, part in self.cfg.reward.parts.items()}
+        if weights and self.cfg.environment.name:
+            weights[ENVIRONMENT] = 1.0
+        return weights
+
+    @property
+    def compared_parts(self) -> tuple[str, ...]:
+        """Parts of the reward that the row compares one by one; empty: it compares their sum."""
+        if not self.cfg.train.row.has(REWARD_PARTS):
+            return ()
+        return tuple(name for name, weight in self.part_weights.items() if weight)
+
     # --- Models.
     def model(
         self,
@@ -241,8 +263,6 @@ class Assembly:
         computes = getattr(host.config, "_attn_implementation", None)
         log.info("%s: attention is computed by %s (model.attention)", asked.name, computes)
         if self.actions is not None and load is load_policy:
-            from oxrl.models.token_mask import sample_only  # most policies write text
-
             sample_only(model, self.actions.support)
         return model
 
@@ -397,39 +417,7 @@ class Assembly:
             trainers["reference"] = self.reference(temperature=temperature)
         return trainers
 
-    # --- Engines that sample.
-    def sampler(self, model: PreTrainedModel | None = None) -> RolloutEngine:
-        """The rollout engine of this process; on `model`, or on one of its own."""
-        if self.cfg.inference_engine.name == "vllm":
-            return self._vllm()
-        if model is None:
-            model = self.model() if self.part_sent == "merged" else self.policy_to_train()
-        return self.local_sampler(model)
-
-    def _vllm(self) -> RolloutEngine:
-        from oxrl.engines.sample.vllm import VllmEngine, VllmOptions  # an extra
-
-        sampling = self.cfg.inference_engine
-        model = self.cfg.model
-        folder = self.cfg.run.directory
-        if not folder.is_dir():  # an evaluation makes none
-            folder = Path(gettempdir())
-        adapted = self.part_sent == "adapter"
-        options = VllmOptions(
-            log_file=str(folder / f"vllm_{os.getpid()}.log"),
-            dtype=model.dtype,
-            max_rows=sampling.max_rows,
-            tensor_parallel=sampling.tensor_parallel,
-            gpu_memory_fraction=sampling.gpu_memory_fraction,
-            kv_cache_gb=sampling.kv_cache_gb,
-            max_model_len=model.max_length,
-            trust_remote_code=model.trust_remote_code,
-            revision=model.revision,
-            batch_invariant=self.cfg.run.deterministic,
-            adapter_scale=self.adapter_options().scale if adapted else None,
-        )
-        return VllmEngine(model.name, options, images=self.images, only=self.sampled_alone)
-
+    # --- What samples, and what is asked of it.
     def local_sampler(self, model: PreTrainedModel) -> ModuleSampler:
         """A sampler on a model of this process, as many rows at a time as the config says."""
         return module_sampler(
@@ -438,30 +426,6 @@ class Assembly:
             max_rows=self.cfg.inference_engine.max_rows,
             longest=self.cfg.model.max_length,
             images=self.images,
-        )
-
-    def hosted_sampler(self, closing: Closing) -> RolloutWorkers:
-        """The rollout engine of the config in a process of its own on this machine.
-
-        On a GPU, which it shares with this process, it sleeps while it has nothing to sample.
-
-        Args:
-            closing: is told what ends the process.
-        """
-        # Imported where they are chosen: a default run samples in its own process.
-        from oxrl.engines.sample.hosted import ThisMachine
-        from oxrl.engines.sample.workers import RolloutWorkers
-
-        machine = ThisMachine(self.cfg.run.threads or os.cpu_count() or 1)
-        closing(machine.close)
-        shares = self.device_type == "cuda"
-        return RolloutWorkers(
-            machine,
-            [None],
-            partial(sampler_of, self.cfg),
-            self.cfg.run.waits,
-            nbytes=self.cfg.model.nbytes,
-            before_wake=torch.cuda.empty_cache if shares else None,
         )
 
     # --- Data.
@@ -528,72 +492,12 @@ class Assembly:
         return PromptDataset.load(path, self.tokenizer, options)
 
 
-def rows_of(assembly: Assembly, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
-    """Return the dataset that the recipe of a run reads a data file as, and its options.
-
-    Args:
-        held_out: it is that of `data.eval`.
-    """
-    # Each kind is imported where a recipe reads it.
-    cfg = assembly.cfg
-    options = assembly.row_options(held_out=held_out)
-    if cfg.recipe == "rl" or (cfg.recipe == "rejection" and not held_out):
-        from oxrl.data.prompts import PromptDataset
-
-        longest = longest_prompt(cfg) or options.max_tokens
-        return PromptDataset, replace(options, max_tokens=longest)
-    if cfg.recipe in ("supervised", "rejection"):
-        from oxrl.data.conversations import ConversationDataset
-
-        return ConversationDataset, options
-    if cfg.train.alg_name == "process_reward_model":
-        from oxrl.data.steps import StepDataset
-
-        return StepDataset, options
-    from oxrl.data.preferences import PreferenceDataset
-
-    if cfg.recipe == "preference":
-        unpaired = holds_singles(cfg) if held_out else METHODS[cfg.train.alg_name].unpaired
-        options = replace(options, unpaired=unpaired)
-    return PreferenceDataset, options
-
-
 def longest_prompt(cfg: Config) -> int | None:
     """Tokens of the longest prompt that leaves room for a response, where that is known."""
     if cfg.data.max_prompt_tokens is not None:
         return cfg.data.max_prompt_tokens
     context = cfg.model.context_length
     return None if context is None else context - cfg.rollout.max_tokens
-
-
-def load_rows(assembly: Assembly, path: str, *, held_out: bool) -> Dataset[Any]:
-    """Read the rows of a file that a model learns from, or of data.eval."""
-    kind, options = rows_of(assembly, held_out=held_out)
-    if assembly.cfg.recipe == "rejection":
-        from oxrl.data.conversations import ConversationDataset  # as above
-        from oxrl.recipes.rejection import KEPT
-
-        # What was kept is in our words; rows of data.eval still have their own.
-        kind = ConversationDataset
-        columns = {ours: theirs for ours, theirs in options.columns.items() if ours in KEPT}
-        options = replace(options, columns=columns)
-    return kind.load(path, assembly.tokenizer, options)
-
-
-def holds_singles(cfg: Config) -> bool:
-    """Tell whether the rows of data.eval are single judged completions, not pairs."""
-    from oxrl.data.rows import (
-        in_our_words,  # where a recipe judges
-        read_rows,
-    )
-
-    first = next(read_rows(cfg.data.eval or ""), None)
-    return first is not None and "chosen" not in in_our_words(first, cfg.data.columns).fields
-
-
-def sampler_of(cfg: Config) -> RolloutEngine:
-    """The sampler that a process of its own builds."""
-    return Assembly(cfg).sampler()
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> TokenIds:
@@ -612,8 +516,6 @@ def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None)
     Raises:
         SharingRefused: it may not; says why.
     """
-    from oxrl.models import shared_prefix, trials  # where prompts are read once
-
     if not attends_to_everything(model.config, longest):
         raise shared_prefix.SharingRefused(
             f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,11 +40,6 @@ def environment_pool(cfg: Config) -> EnvironmentPool:
         timeout_s=settings.timeout_s,
         memory_mb=settings.memory_mb,
     )
-
-
-def splits(cfg: Config) -> bool:
-    """True if rows begin where the template rewrites what was read."""
-    return cfg.rollout.rewritten_history == "split"
 
 
 def image_names(name: str, store: ImageStore | None) -> NameImages:
@@ -83,6 +78,22 @@ def begun(name: str, opened: Opening, named: NameImages) -> Opening:
         raise EnvironmentDefinitionError(f"environment.name={name}: {error}") from error
 
 
+def try_environment(assembly: Assembly, prompt: Prompt, patience: Patience) -> str:
+    """Begin an episode, and say what it has.
+
+    Raises:
+        EnvironmentDefinitionError: the environment cannot be loaded, or begins no episode.
+    """
+    cfg = assembly.cfg
+    name = cfg.environment.name
+    with closing(environment_pool(cfg)) as pool:
+        named = image_names(name, assembly.images)
+        opened = begun(name, pool.start(prompt, patience), named)
+    shown = images_of(opened.messages)
+    told = f" and {len(shown)} images" if shown else ""
+    return f"{name}, began an episode with {len(opened.tools)} tools{told}"
+
+
 def check_template(cfg: Config, encoder: TurnEncoder, opened: Opening) -> None:
     """Find out whether the chat template can write conversations of several turns.
 
@@ -94,7 +105,7 @@ def check_template(cfg: Config, encoder: TurnEncoder, opened: Opening) -> None:
         for role in ("user", "tool") if tools_answer else ("user",):
             answer = {"role": role, "content": "an answer"}
             encoder.opening([*system_part(opened.messages), answer], opened.tools)
-    elif splits(cfg):
+    elif cfg.rollout.rewritten_history == "split":
         for what in encoder.rewritten(tools_answer=tools_answer):
             log.info("the chat template rewrites %s; such a turn ends its row", what)
     else:
@@ -149,7 +160,7 @@ def play_episodes(
             alive=settings.alive,
             overlap=settings.overlap,
         ),
-        contexts_of(encoder, cfg.rollout.context, splits=splits(cfg)),
+        contexts_of(encoder, cfg.rollout.context, splits=cfg.rollout.rewritten_history == "split"),
         named,
         actions=actions,
     )

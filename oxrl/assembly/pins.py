@@ -162,17 +162,15 @@ def _stored_samples(run: Path) -> Input:
 
 def _image_inputs(cfg: Config) -> Inputs:
     """Files of images that the rows of data files name."""
-    from oxrl.assembly.images import image_files
+    from oxrl.assembly.images import image_files  # a run of text alone has none
 
-    found: dict[str, Path] = {}
-    for name in cfg.data.train_files:
-        found |= image_files(cfg, name)
-    if found:
-        yield Input(name="data.train", where="its images", files=found)
-    if cfg.data.eval is not None:
-        held_out = image_files(cfg, cfg.data.eval)
-        if held_out:
-            yield Input(name="data.eval", where="its images", files=held_out)
+    held_out = [] if cfg.data.eval is None else [cfg.data.eval]
+    for field, names in (("data.train", cfg.data.train_files), ("data.eval", held_out)):
+        found: dict[str, Path] = {}
+        for name in names:
+            found |= image_files(cfg, name)
+        if found:
+            yield Input(name=field, where="its images", files=found)
 
 
 def _model_inputs(cfg: Config, known: Json) -> Inputs:

@@ -1,4 +1,4 @@
-"""Training ranks and samplers in Ray actors. Ray is an extra: this file is read where they are."""
+"""Training ranks, samplers and reward models in Ray actors. Ray is an extra, imported by need."""
 
 from __future__ import annotations
 
@@ -9,21 +9,49 @@ from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel
 
-from oxrl.assembly.assembly import Assembly, Engines, Limits, sampler_of
-from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
+from oxrl.assembly.assembly import Assembly, Engines, Limits
+from oxrl.assembly.reward_models import reward_model_of_actor
+from oxrl.assembly.sampler_processes import sampler_here, sampler_of
 from oxrl.config import Config
 from oxrl.config.reads import models_trained
-from oxrl.engines.ray.cluster import by_node, layout
+from oxrl.config.sections.reward import AskedReward
+from oxrl.engines.ray.cluster import Cluster, by_node, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
 from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
-from oxrl.errors import required
+from oxrl.errors import ConfigError, required
+from oxrl.rewards.reward_model_actors import ModelActorPool
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
+
+
+def open_cluster(cfg: Config) -> Cluster:
+    """The Ray cluster of a run; one that is started here has room for all of its actors."""
+    ranks = cfg.run.training_gpus if cfg.train.engine.several_ranks else 0
+    of_rewards = len(cfg.reward.names) * cfg.reward.actors
+    return Cluster(
+        2 * max(ranks, cfg.inference_engine.actors) + of_rewards,
+        address=cfg.run.ray_address,
+        ship=cfg.run.ray_working_dir == "ship",
+    )
+
+
+def gpus_per_actor(cfg: Config, available: int) -> int:
+    """One GPU each where the cluster has some: the driver's own machine may well have none.
+
+    Raises:
+        ConfigError: GPUs were asked for, and no node has one.
+    """
+    if cfg.run.device == "cuda" and not available:
+        raise ConfigError(
+            "run.device is cuda, and no node of the Ray cluster has a GPU; use run.device=cpu or "
+            "auto, or start nodes with GPUs (`ray status` lists what there is)"
+        )
+    return int(cfg.run.device != "cpu" and available > 0)
 
 
 def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
@@ -60,7 +88,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         trainers = assembly.trainers()
         limits = assembly.limits(cast(PreTrainedModel, trainers["policy"].model))
     if not sampling.actors:
-        sampler = assembly.sampler()
+        sampler = sampler_here(assembly)
         return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
     images = assembly.images
     rollouts = RayRollouts(
@@ -102,3 +130,20 @@ def copy_of_policy(cfg: Config) -> PreTrainedModel:
 def required_images(cfg: Config) -> ImageStore:
     """A store of the images of a run that shows some, in the actor that trains."""
     return required(Assembly(cfg).images, "images")
+
+
+def actor_pool(cfg: Config, asked: AskedReward) -> ModelActorPool:
+    """The pool of a reward model in actors."""
+
+    def gpus(cluster: Cluster) -> int:
+        return gpus_per_actor(cfg, cluster.gpus())
+
+    return ModelActorPool(
+        asked.name,
+        partial(reward_model_of_actor, cfg, asked),
+        cluster=partial(open_cluster, cfg),
+        actors=cfg.reward.actors,
+        gpus=gpus,
+        timeout_s=asked.timeout_s,
+        field=asked.field,
+    )

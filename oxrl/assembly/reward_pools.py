@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from oxrl.assembly.assembly import Assembly
-from oxrl.config import Config
 from oxrl.config.conditions import runs_beside_policy, runs_in_actors
 from oxrl.config.sections.reward import AskedReward, asked_rewards
 from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience, StopAsked
-
-if TYPE_CHECKING:
-    from oxrl.engines.ray.cluster import Cluster
-    from oxrl.rewards.reward_model import RewardModel
 
 
 def start_rewards(
@@ -71,19 +64,13 @@ def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
 def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
     cfg = assembly.cfg
     if runs_in_actors(cfg, asked.name):
-        return _actor_pool(cfg, asked)
-    if runs_beside_policy(cfg, asked.name):
-        from oxrl.rewards.model_options import steps_rule
-        from oxrl.rewards.model_pool import ModelPool  # other rewards read no model
+        from oxrl.assembly.ray_engines import actor_pool  # Ray is an extra
 
-        return ModelPool(
-            asked.name,
-            device=assembly.device,
-            budget=assembly.tokens_at_once,
-            timeout_s=asked.timeout_s,
-            field=asked.field,
-            steps=steps_rule(asked.options),
-        )
+        return actor_pool(cfg, asked)
+    if runs_beside_policy(cfg, asked.name):
+        from oxrl.assembly.reward_models import model_pool  # other rewards read no model
+
+        return model_pool(assembly, asked)
     return reward_pool(
         asked.name,
         workers=asked.workers,
@@ -91,38 +78,4 @@ def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
         options=asked.options,
         field=asked.field,
         directory=cfg.run.directory,
-    )
-
-
-def _actor_pool(cfg: Config, asked: AskedReward) -> SinglePool:
-    """A reward model in Ray actors."""
-    # Ray is an extra.
-    from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
-    from oxrl.rewards.reward_model_actors import ModelActorPool
-
-    def gpus(cluster: Cluster) -> int:
-        return gpus_per_actor(cfg, cluster.gpus())
-
-    return ModelActorPool(
-        asked.name,
-        partial(reward_model_of_actor, cfg, asked),
-        cluster=partial(open_cluster, cfg),
-        actors=cfg.reward.actors,
-        gpus=gpus,
-        timeout_s=asked.timeout_s,
-        field=asked.field,
-    )
-
-
-def reward_model_of_actor(cfg: Config, asked: AskedReward) -> RewardModel:
-    """The reward model that an actor builds, on the device that it has."""
-    from oxrl.rewards.model_options import steps_rule
-    from oxrl.rewards.reward_model import RewardModel  # other rewards read no model
-
-    assembly = Assembly(cfg)
-    return RewardModel(
-        Path(asked.name),
-        device=assembly.device,
-        budget=assembly.tokens_at_once,
-        steps=steps_rule(asked.options),
     )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from oxrl.commands.algorithm_page import describe
 from oxrl.errors import ConfigError
 from oxrl.tables.policy import ROWS, Row
 
@@ -33,14 +34,12 @@ def algorithms(
     if (check and (name or family)) or (name and family):
         raise typer.BadParameter("give one of NAME, --family and --check")
     if name is not None:
-        from oxrl.commands.algorithm_page import describe
-
         typer.echo(describe(name))
         return
     if not check:
         typer.echo(algorithm_table(family))
         return
-    from oxrl_proofs.rows import check_all
+    from oxrl_proofs.rows import check_all  # torch
 
     reports = check_all()
     for name, report in reports.items():

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import load, say
-from oxrl.cli.options import ConfigFile, Overrides
+from oxrl.cli.console import ConfigFile, Overrides, load, say
 from oxrl.config import config_diff, config_schema, dump_config
+from oxrl.config.convert import converted
 
 
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
@@ -37,6 +37,4 @@ def config_convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML of verl, or of TRL's names.")],
 ) -> None:
     """Print a configuration of TRL or verl as ours; what has no counterpart as comments."""
-    from oxrl.config.convert import converted
-
     say(converted(file))

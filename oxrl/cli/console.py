@@ -1,4 +1,4 @@
-"""Prints for commands, and errors as messages with exit codes."""
+"""What commands share: arguments that several take, prints, and errors with exit codes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,37 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from oxrl.config import Config, load_config
-from oxrl.errors import OxrlError
+from oxrl.errors import OxrlError, why_no_file
 from oxrl.redact import shown
 from oxrl.runs.os_errors import explained
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="section.field=value sets, ~section.field takes back."
+    ),
+]
+
+
+def writable(out: Path | None) -> Path | None:
+    """Refuse before the work is done what could not be written after it."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{out}: {why_no_file(out)}")
+    return out
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", callback=writable, help="Write every response there, one JSON object per line."
+    ),
+]
 
 
 def load(path: Path, overrides: Sequence[str] | None) -> Config:

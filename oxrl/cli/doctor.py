@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from oxrl.commands.doctor import examine
+
 
 def doctor(
     runs: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs"),
 ) -> None:
     """Say what works on this machine, what does not and how to fix it."""
-    from oxrl.commands.doctor import examine
-
     findings = examine(runs)
     for title in ("needed by every run", "optional"):
         typer.echo(title)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.options import Out, Overrides
+from oxrl.cli.console import Out, Overrides
 from oxrl.models.lazy_transformers import import_model_classes
 
 
@@ -32,7 +32,7 @@ def evaluate(
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
     import_model_classes()
-    from oxrl.commands.evaluate import run_eval
+    from oxrl.commands.evaluate import run_eval  # torch
 
     metrics = run_eval(
         target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out

@@ -29,6 +29,6 @@ def export(
     ] = False,
 ) -> None:
     """Write a whole model in Hugging Face format, adapters merged into its weights."""
-    from oxrl.commands.export import run_export
+    from oxrl.commands.export import run_export  # torch
 
     say(f"wrote {run_export(source, out, dtype=dtype, overwrite=overwrite)}")

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import say
-from oxrl.cli.options import Out
+from oxrl.cli.console import Out, say
+from oxrl.data.rows import read_rows
 from oxrl.errors import DataError
 from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs.files import encode_line
@@ -71,11 +71,11 @@ def generate(
     """Sample from a model or checkpoint; with --env, play episodes and print them."""
     _check_together(top_p, image, engine, env)
     import_model_classes()
-    from oxrl.types import Sampling
+    from oxrl.commands.evaluate import GENERATION, run_generate  # torch
 
-    given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    given = replace(GENERATION, temperature=temperature, top_p=top_p, top_k=top_k)
     if env is not None:
-        from oxrl.commands.play import option_overrides, run_play, transcript
+        from oxrl.commands.play import option_overrides, run_play, transcript  # environments
 
         limits = {"rollout.max_tokens": max_tokens, "environment.max_turns": max_turns}
         overrides = option_overrides(env_option or [], limits)
@@ -89,9 +89,7 @@ def generate(
     prompts = [*(prompt or []), *(read_prompts(prompts_file) if prompts_file else [])]
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
-    from oxrl.commands.evaluate import run_generate
-
-    sampling = replace(given, max_tokens=max_tokens or 256)
+    sampling = replace(given, max_tokens=max_tokens or given.max_tokens)
     records = run_generate(
         model, prompts, samples=n, sampling=sampling, seed=seed, images=image or [], engine=engine
     )
@@ -139,8 +137,6 @@ def _to_play(prompts: Sequence[str], file: Path | None) -> Sequence[str] | Path:
 
 def read_prompts(path: Path) -> list[str]:
     """One prompt per line that is not blank, or the field "prompt" of each row of a .jsonl file."""
-    from oxrl.data.rows import read_rows
-
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

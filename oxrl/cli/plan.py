@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from oxrl.cli.console import load, say
-from oxrl.cli.options import ConfigFile, Overrides
+from oxrl.cli.console import ConfigFile, Overrides, load, say
 from oxrl.errors import ConfigError
 from oxrl.plan.plan import plan_text
+from oxrl.plan.preflight_process import examine_apart
 
 
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and what it names; print its batch equation, memory and disk; run nothing."""
-    from oxrl.plan.preflight_process import examine_apart
-
     cfg = load(config, overrides)
     say(plan_text(cfg))
     wrong: dict[str, str] = {}

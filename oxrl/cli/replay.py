@@ -29,11 +29,9 @@ def replay(
     It begins at the nearest checkpoint before and writes nothing. Exit code 0: equal, 1: different.
     """
     import_model_classes()
-    from oxrl.commands.replay import TOLERANCE
-    from oxrl.commands.replay import replay as go_through_again
+    from oxrl.commands.replay import replay as go_through_again  # torch
 
-    limit = TOLERANCE if tolerance is None else tolerance
-    findings = go_through_again(run, step, sample, tolerance=limit)
+    findings = go_through_again(run, step, sample, tolerance=tolerance)
     for finding in findings:
         say(str(finding))
     raise typer.Exit(0 if all(finding.equal for finding in findings) else 1)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import say
-from oxrl.cli.options import writable
+from oxrl.cli.console import say, writable
+from oxrl.report.live import serve
+from oxrl.report.page import write_report
 
 
 def report(
@@ -24,10 +25,6 @@ def report(
 ) -> None:
     """Write runs as one HTML page that opens offline: curves, health, samples, configuration."""
     if live:
-        from oxrl.report.live import serve
-
         serve(runs, port, lambda url: say(f"serving {url} until Ctrl-C"))
         return
-    from oxrl.report.page import write_report
-
     say(f"wrote {write_report(runs, out)}")

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import say
-from oxrl.cli.options import writable
+from oxrl.cli.console import say, writable
 from oxrl.models.lazy_transformers import import_model_classes
 
 
@@ -29,6 +28,6 @@ def score(
 ) -> None:
     """Score the samples of a run with another reward; say what would have changed."""
     import_model_classes()
-    from oxrl.commands.rescore import report, run_score
+    from oxrl.commands.rescore import report, run_score  # torch
 
     say(report(run_score(run, overrides or [], out)))

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from oxrl.cli.console import load, run_program
-from oxrl.cli.options import Overrides
+from oxrl.cli.console import Overrides, load, run_program
 from oxrl.cli.train import Accept, DryRun, Resume, train_or_rehearse
 from oxrl.errors import ConfigError
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import load, say
-from oxrl.cli.options import ConfigFile, Overrides
+from oxrl.cli.console import ConfigFile, Overrides, load, say
+from oxrl.commands.train import check_accepted, run
 from oxrl.config import Config
 
 Resume = Annotated[
@@ -61,13 +61,11 @@ def train(
 
 
 def train_or_rehearse(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -> None:
-    from oxrl.commands.train import check_accepted, run
-
     check_accepted(accept, resume=resume)
     if not dry_run:
         run(cfg, resume=resume, accept=accept)
         return
-    from oxrl.commands.dry_run import dry_run as take_one_step
+    from oxrl.commands.dry_run import dry_run as take_one_step  # torch
 
     described = take_one_step(cfg)
     say(f"dry run done: one step on {described}; nothing was kept")

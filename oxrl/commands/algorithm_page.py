@@ -85,8 +85,7 @@ def _shown(value: Value) -> str:
 
 def _equations(row: Row) -> Iterator[str]:
     """The cells of a row, or its loss, each with what its function says."""
-    # Imported here: the functions bring torch, which nothing else of this command needs.
-    from oxrl.functional import equations
+    from oxrl.functional import equations  # torch, which nothing else here needs
 
     if row.recipe == "rl":
         for kind, field in CELL_KINDS.items():

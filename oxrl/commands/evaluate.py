@@ -14,8 +14,8 @@ import torch
 
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
-from oxrl.assembly.delivery import proved_sampler
 from oxrl.assembly.reward_pools import build_other_reward
+from oxrl.assembly.sampler_processes import proved_sampler
 from oxrl.checkpoint.targets import find_target
 from oxrl.config import Config
 from oxrl.config.load_evaluation import load_evaluation_config, model_evaluation_config

@@ -60,7 +60,7 @@ def run_export(
         save_model(model.to(DTYPES[dtype]), directory)
         load_tokenizer(found).save_pretrained(directory)
         if vision_family(found) is not None and has_image_processor(found):
-            from oxrl.models.image_features import load_image_processor
+            from oxrl.models.image_features import load_image_processor  # of models that see
 
             load_image_processor(found).save_pretrained(directory)
         origin = str(Path(found).resolve()) if Path(found).is_dir() else found

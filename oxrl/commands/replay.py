@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -28,7 +28,7 @@ from oxrl.assembly.pins import review_inputs
 from oxrl.assembly.settle import settle_as_noted
 from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
-from oxrl.commands.train import train, training_ranks
+from oxrl.commands.loop import train, training_ranks
 from oxrl.config import load_config
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
@@ -213,7 +213,7 @@ class ReplaySession(Follower):
 
 
 def replay(
-    directory: Path, step: int, sample: int | None = None, *, tolerance: float = TOLERANCE
+    directory: Path, step: int, sample: int | None = None, *, tolerance: float | None = None
 ) -> list[Finding]:
     """Go through one step of a run again and compare it with the record.
 
@@ -222,7 +222,7 @@ def replay(
         step: the optimizer step whose update is made again; with `sample` the one that the sample
             is of, as in samples.jsonl.
         sample: place of a sample among those of its step, from 0.
-        tolerance: relative, of numbers that were added up in floating point.
+        tolerance: relative, of numbers that were added up in floating point; None: TOLERANCE.
 
     Returns:
         What was compared: the sample, or the update with all samples that it learned from.
@@ -230,6 +230,8 @@ def replay(
     Raises:
         RunDirectoryError: no such run, step or sample, or an input of the run has changed.
     """
+    if tolerance is None:
+        tolerance = TOLERANCE
     if not is_run(directory):
         raise RunDirectoryError(f"{directory} is no run directory: it has no config.yaml of a run")
     if sample is not None:
@@ -277,7 +279,9 @@ def go_through(
         )
     if begin is None:
         begin = (last_step or last_samples or 1) - 1
-    checkpoint = nearest_checkpoint(directory, begin)
+    checkpoint: Checkpoint | None = None
+    with suppress(NoCheckpointError):  # then it begins where the run began
+        checkpoint = latest_checkpoint(directory / "checkpoints", until=begin)
     log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
     seen = Seen()
     until = math.inf if last_step is None else last_step
@@ -293,11 +297,8 @@ def go_through(
             last_step=until,
             last_samples=samples_until,
         )
-        with session:
-            try:
-                train(Assembly(here, ranks), session)
-            except Replayed:
-                pass
+        with session, suppress(Replayed):
+            train(Assembly(here, ranks), session)
     return seen
 
 
@@ -324,14 +325,6 @@ def _recorded_scores(directory: Path) -> Iterator[str]:
 
     with giving({name: recorded}):
         yield "reward.name"
-
-
-def nearest_checkpoint(directory: Path, step: int) -> Checkpoint | None:
-    """The newest whole checkpoint of at most `step` optimizer steps; None: begin where it began."""
-    try:
-        return latest_checkpoint(directory / "checkpoints", until=step)
-    except NoCheckpointError:
-        return None
 
 
 @contextmanager

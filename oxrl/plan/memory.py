@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.filesize import decimal
+
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config.conditions import has_reference_model, obstacles
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims
 from oxrl.plan.activations import MicroBatch, activation_bytes
-from oxrl.plan.optimizer_memory import frozen_bytes, held_of
 from oxrl.tables.cells import CRITIC
 
 # There where Linux has a GPU of NVIDIA or AMD.
@@ -33,6 +34,16 @@ FILLED = 0.8
 # leaves smaller weights than PERSISTENT whole at stage 3 (`stage3_param_persistence_threshold`).
 BUCKET = 500_000_000
 PERSISTENT = 100_000
+# Kept by the optimizer, in bytes per trained weight.
+MOMENTS = 8.0  # of AdamW, both float32
+MOMENTUM = 4.0  # of Muon
+CODES = 2 + 2 * 4 / 256  # of 8-bit AdamW: two codes, and two float32 scales of each 256 values
+# Of a weight in four bits: half a byte, a scale of one byte for 64, and a float32 for 256 of these.
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
+# On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
+# transformers and a tokenizer; and what the system's allocator holds where tensors have been.
+RUNTIME = 700_000_000
+ALLOCATED = 1.05
 
 
 class Memory(NamedTuple):
@@ -48,6 +59,22 @@ class Memory(NamedTuple):
     stored: int
 
 
+class Held(NamedTuple):
+    """Bytes per trained weight.
+
+    weights: that the model computes with, or pieces of them. masters: float32 copies. kept: by the
+    optimizer between steps. gradients: summed in float32. own_gradients: of one micro-batch, in the
+    type of the weights, until they are added up. stored: of weight and master in a checkpoint.
+    """
+
+    weights: float
+    masters: float
+    kept: float
+    gradients: float
+    own_gradients: float
+    stored: float
+
+
 class Ranks(NamedTuple):
     """The cutting up of models over ranks.
 
@@ -61,6 +88,47 @@ class Ranks(NamedTuple):
     def share(self, size: float, since: int) -> int:
         """Return one rank's share of `size` bytes that are cut up from stage `since` on."""
         return int(size) // (self.world if self.stage >= since else 1)
+
+
+def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
+    """Count the bytes of memory that a run needs at its most, and tell by phase, in words.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Bytes of a device; on a CPU of all training ranks and all that Python needs, for they
+        share it. The words follow.
+    """
+    phases, _, offloaded, _ = memory(cfg, dims)
+    here = on_cpu(cfg)
+    if here:
+        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
+    needed = max(phases.values())
+    text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
+    ranks = cfg.run.training_gpus
+    if ranks > 1:
+        text += " per rank"
+    if offloaded:
+        text += f" and {decimal(offloaded)} offloaded to CPU memory"
+    if here:
+        needed = ranks * (needed + offloaded)
+    return needed, text
+
+
+def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """Count the bytes of the checkpoints that are on the disk at once, and the checkpoints.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    every = cfg.run.checkpoint_every
+    # The first one, one at every multiple of `checkpoint_every`, and the last.
+    written = 2 + (cfg.run.steps - 1) // every if every else 2
+    if cfg.run.first_checkpoint == "reference":
+        written -= 1
+    checkpoints = min(cfg.run.keep_checkpoints + 1, written)
+    return memory(cfg, dims).stored * checkpoints, checkpoints
 
 
 def memory(cfg: Config, dims: ModelDims) -> Memory:
@@ -145,6 +213,61 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
         offloaded = weights + states
     return weights + states + reference - offloaded, offloaded
+
+
+def held_of(cfg: Config, dims: ModelDims) -> Held:
+    """Compute the bytes that each trained weight of a run takes, on average.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    kept = kept_by_optimizer(cfg, dims)
+    low = cfg.model.weight_bytes < 4
+    if not low or cfg.lora.dora:  # adapters with magnitudes are float32 beside any model
+        # DeepSpeed steps flat copies of any weights, float32 ones too.
+        copied = cfg.train.backend == "deepspeed" and cfg.deepspeed.zero_stage > 0
+        return Held(4, 4 * copied, kept, 4, 0, 4)
+    if cfg.train.master_weights == "none":
+        return Held(2, 0, kept, 4, 2, 2)
+    if cfg.train.backend == "fsdp" and not cfg.lora.rank:
+        # Its pieces are the masters; what a layer computes with is cast when it is gathered.
+        return Held(4, 0, kept, 4, 0, 6)
+    return Held(2, 4, kept, 4, 2, 6)
+
+
+def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
+    """Count the bytes of the model under an adapter.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Linear layers count in four bits where they are held so; experts, head, embeddings and norms
+        are in `model.dtype` in any case.
+    """
+    size = cfg.model.weight_bytes
+    whole = dims.parameters * size
+    if not cfg.model.load_in_4bit:
+        return whole
+    of_layer = dims.attention if dims.routed else dims.layer
+    return whole - dims.layers * of_layer * (size - FOUR_BITS)
+
+
+def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
+    """Count the bytes per trained weight that the optimizer keeps between steps."""
+    optimizer = cfg.train.optimizer
+    if optimizer == "adamw" or not dims.parameters:
+        return MOMENTS
+    less = MOMENTUM if optimizer == "muon" else CODES
+    if cfg.lora.rank:
+        return less
+    inside = dims.layers * dims.layer
+    if dims.routed:
+        inside = dims.parameters - dims.ends
+    # Embeddings and head are AdamW's beside Muon; norms and biases are in any case.
+    fewer = inside if optimizer == "muon" else inside + dims.ends
+    share = min(1.0, fewer / dims.parameters)
+    return share * less + (1 - share) * MOMENTS
 
 
 def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:

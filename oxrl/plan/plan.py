@@ -13,8 +13,7 @@ from oxrl.config.sections.model import told_origin
 from oxrl.errors import DataError, UnreachableError
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
-from oxrl.plan.memory import memory, on_cpu, sync_bytes
-from oxrl.plan.needs import disk_needed
+from oxrl.plan.memory import disk_needed, memory, on_cpu, sync_bytes
 from oxrl.tables.watch import PHASES, Phase
 
 # Texts by their labels.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.filesize import decimal
 
+from oxrl.assembly.assembly import Assembly, longest_prompt
 from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
+from oxrl.assembly.reward_pools import build_rewards
+from oxrl.assembly.settle import decide_sharing, describe_sharing
 from oxrl.config import Config
 from oxrl.config.conditions import open_choice, sharing_is_read
 from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.config.sections.rollout import ActionConfig
+from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.order import index_at
+from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record, in_our_words, read_rows
 from oxrl.errors import (
     ConfigError,
@@ -45,11 +50,12 @@ from oxrl.modelfiles.folder import (
     refuse_missing_folder,
 )
 from oxrl.modelfiles.hub import locate
-from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
-from oxrl.plan.needs import disk_needed, memory_needed
+from oxrl.models.load import named_in_errors
+from oxrl.plan.memory import disk_needed, machine_memory, memory_needed, on_cpu, rows_no_longer
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import AskingPool, ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
+from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.vision import VISION_FAMILIES
@@ -59,7 +65,6 @@ from oxrl.types import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from oxrl.assembly.assembly import Assembly
 
 # Rows of each file that are rendered as the model will see them.
 RENDERED = 32
@@ -101,8 +106,6 @@ class Prepared:
 
     def assembly_of(self, cfg: Config) -> Assembly:
         """The parts of a run, which checks that need some share."""
-        from oxrl.assembly.assembly import Assembly  # torch, which other checks do without
-
         if self._assembly is None or self._assembly.cfg is not cfg:
             self._assembly = Assembly(cfg)
         return self._assembly
@@ -168,8 +171,6 @@ def _architecture(cfg: Config, folder: Path) -> str:
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
 
-    from oxrl.models.load import named_in_errors
-
     own_code = cfg.model.trust_remote_code
     with named_in_errors("model", str(folder)):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
@@ -193,9 +194,6 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
     """Check if prompts can be read once; auto does without where they cannot."""
     if not sharing_is_read(cfg):
         return "this algorithm has neither groups nor pairs"
-    # Imported here: other recipes try nothing.
-    from oxrl.assembly.settle import decide_sharing, describe_sharing
-
     if not open_choice(cfg):
         how = "once for all responses" if cfg.train.share_prefix else "once per response"
         return f"read {how}, as train.share_prefix says"
@@ -225,9 +223,6 @@ def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the tokenizer can be loaded and has a chat template."""
-    from oxrl.assembly.assembly import Assembly  # torch, as below
-    from oxrl.data.chat import ChatEncoder
-
     tokenizer = Assembly(_as_it_is_here(cfg)).tokenizer
     ChatEncoder(tokenizer)
     prepared.tokenizer = tokenizer
@@ -257,9 +252,7 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
     if prepared.tokenizer is None:
         # Which tokens stand for actions follows from the tokenizer, which the hub may be asked for.
         cfg = cfg.model_copy(update={"action": ActionConfig()})
-    from oxrl.assembly.assembly import rows_of  # torch, as above
-
-    dataset, options = rows_of(prepared.assembly_of(cfg), held_out=held_out)
+    dataset, options = _rows_of(prepared.assembly_of(cfg), held_out=held_out)
     rows, wordiest = _read_all(path, dataset, options)
     if prepared.tokenizer is None:
         return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
@@ -274,6 +267,17 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
         drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
         prepared.prompts[name] = [units[index] for index in drawn]
     return f"{rows} of {name}, with up to {longest:,} tokens"
+
+
+def _rows_of(assembly: Assembly, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
+    """Return the dataset that the recipe of a run reads a data file as, and its options."""
+    cfg = assembly.cfg
+    if cfg.recipe == "rl" or (cfg.recipe == "rejection" and not held_out):
+        longest = longest_prompt(cfg)
+        return PromptDataset, assembly.row_options(held_out=held_out, max_tokens=longest)
+    from oxrl.assembly.given_rows import given_rows  # others have answers
+
+    return given_rows(assembly, held_out=held_out)
 
 
 def _read_all(
@@ -305,8 +309,6 @@ def _read_all(
 
 def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that the reward can be loaded, and scores prompts of the data."""
-    from oxrl.assembly.reward_pools import build_rewards
-
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
     if cfg.scores_nothing:
@@ -335,25 +337,16 @@ def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
         return f"{pool.name}, a reward model, which is loaded when a run starts"
     pool.start(patience)
     if isinstance(pool, AskingPool):
-        return _find_judge(pool)
+        problem = pool.unreachable()
+        if problem:  # a run may do without: verdicts are kept
+            raise Unknown(f"the judge does not answer now: {problem}")
+        return f"{pool.name} answers; no verdict is asked for before a run"
     if not prepared.prompts:
         return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
     for prompts in prepared.prompts.values():
         try_reward(pool, prompts, patience)
     tried = sum(map(len, prepared.prompts.values()))
     return f"{pool.name}, tried on {tried} prompts of the data"
-
-
-def _find_judge(pool: AskingPool) -> str:
-    """Check that a judge answers, which costs nothing. A run may do without: verdicts are kept.
-
-    Raises:
-        Unknown: it does not.
-    """
-    problem = pool.unreachable()
-    if problem:
-        raise Unknown(f"the judge does not answer now: {problem}")
-    return f"{pool.name} answers; no verdict is asked for before a run"
 
 
 def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> str:
@@ -366,22 +359,16 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
     prompts = [prompt for found in prepared.prompts.values() for prompt in found]
     if not prompts:
         raise Unknown("without prompts of the data no episode can begin")
-    from oxrl.assembly.episode_wiring import begun, environment_pool, image_names
-    from oxrl.data.messages import images_of
+    from oxrl.assembly.episode_wiring import try_environment  # single turns do without
 
-    with closing(environment_pool(cfg)) as pool:
-        named = image_names(name, prepared.assembly_of(cfg).images)
-        opened = begun(name, pool.start(prompts[0], patience), named)
-    shown = images_of(opened.messages)
-    told = f" and {len(shown)} images" if shown else ""
-    return f"{name}, began an episode with {len(opened.tools)} tools{told}"
+    return try_environment(prepared.assembly_of(cfg), prompts[0], patience)
 
 
 def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that a policy loss of the user's own can be called, and is a loss."""
     if not cfg.train.row.has_own_loss:
         return f"{cfg.train.row.gate}, of the table"
-    from oxrl.usercode.gates import tried_gate  # torch, which losses of the table do without
+    from oxrl.usercode.gates import tried_gate  # those of the table do without
 
     sent = cfg.train.backend != "local"
     return tried_gate(cfg.train.row.gate, cfg.train.loss_numbers, sent=sent)
@@ -391,7 +378,7 @@ def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Check that features of the user's own can be loaded."""
     if not cfg.train.features:
         return "none of your own"
-    from oxrl.recipes.features.own_feature import tried_features  # torch, as above
+    from oxrl.recipes.features.own_feature import tried_features  # most runs have none
 
     return tried_features(list(cfg.train.features))
 
@@ -547,6 +534,16 @@ def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -
         if error.exit_code != ConfigError.exit_code:
             raise
         return Finding(subject, "wrong", str(error))
+
+
+def reply(prepared: Prepared, request: Json) -> Json:
+    """Make the check that `examine_apart` asks for, and return what it finds."""
+    cfg = Config.model_validate(request["config"])
+    try:
+        finding = examine(cfg, prepared, request["subject"], Patience())
+    except OxrlError as error:
+        return {"state": "failed", "text": str(error)}
+    return {"state": finding.state, "text": finding.text}
 
 
 def prepare_to_begin(cfg: Config) -> Prepared:

@@ -10,19 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
 
 from oxrl.config import Config
 from oxrl.config.conditions import sharing_is_read
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.errors import OxrlError
+from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs.waiting import Patience
 from oxrl.usercode.messages import Json, Replies
 from oxrl.usercode.worker import LAST_WORDS_S, LateReply, LostWorker, Printed, SuspectWorker, Worker
-
-if TYPE_CHECKING:
-    from oxrl.plan.preflight import Prepared
 
 # Of one check, in seconds: a template that never ends shall not hold up the others for long.
 LIMIT_S = 60.0
@@ -103,29 +100,14 @@ LATE = {
 }
 
 
-def _reply(prepared: Prepared, request: Json) -> Json:
-    """Make the check of a request, and return what it finds."""
-    from oxrl.plan.preflight import examine
-
-    cfg = Config.model_validate(request["config"])
-    try:
-        finding = examine(cfg, prepared, request["subject"], Patience())
-    except OxrlError as error:
-        return {"state": "failed", "text": str(error)}
-    return {"state": finding.state, "text": finding.text}
-
-
 def serve(fd: int) -> None:
     """Make the check of every request until nobody asks any more."""
     replies = Replies(fd)
-    # Imported here: whoever asks for checks needs nothing of it.
-    from oxrl.models.lazy_transformers import import_model_classes
-
     import_model_classes()  # before anything below imports them
-    from oxrl.plan.preflight import Prepared
+    from oxrl.plan.preflight import Prepared, reply  # torch, which whoever asks does without
 
     with closing(Prepared()) as prepared:
-        replies.answer_all(partial(_reply, prepared))
+        replies.answer_all(partial(reply, prepared))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ The same counts, over what the machine can do at best, are the least time that a
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import MachineSpeed
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
 
+# Backward is twice a forward pass: the gradient of the inputs, and that of the weights.
+FORWARD_AND_BACKWARD = 3.0
 CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
 SIZES = {"float32": 4, "bfloat16": 2}
 # Of an optimizer per parameter at least: gradient read, weight and what is kept read and written; 4
@@ -42,43 +44,17 @@ SIZES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 28.0, "muon": 20.0, "adamw_8bit": 16.0}
 # Without masters the weight has two bytes.
 WITHOUT_MASTERS = -4.0
-# Backward is twice a forward pass: the gradient of the inputs, and that of the weights.
-FORWARD_AND_BACKWARD = 3.0
 # A group, and what a row of it begins with: equal ones need to be read once.
 Beginning = tuple[int, ...]
 
 
-@dataclass
-class Work:
-    """Operations of all that was computed, and of those wasted by cause."""
-
-    total: float = 0.0
-    wasted: dict[str, float] = field(default_factory=dict[str, float])
-
-    def add(self, other: Work) -> None:
-        """Count something else as well."""
-        self.total += other.total
-        for cause, operations in other.wasted.items():
-            raise_by(self.wasted, cause, operations)
-
-    def metrics(self) -> Metrics:
-        """Shares of the total."""
-        found = {f"waste/{cause}": self.wasted.get(cause, 0.0) / self.total for cause in CAUSES}
-        found["waste/total"] = sum(found.values())
-        return found
-
-
-def raise_by(sums: dict[str, float], name: str, amount: float) -> None:
-    """Add to one of several sums."""
-    sums[name] = sums.get(name, 0.0) + amount
+# Among operations by cause: all that was computed.
+TOTAL = "total"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """Operations of a forward pass, and bytes of what it reads, in closed forms.
-
-    A multiplication and the addition after it are two operations. A matrix of n parameters takes 2n
-    per token; attention takes 4 x layers x heads x width per pair of a token and one that it sees.
+    """Operations of a forward pass, and bytes of what it reads.
 
     body: operations per token, of every matrix but the output head.
     head: per token whose successor is predicted.
@@ -227,8 +203,8 @@ class Rows:
                             self.again[row] = self._of_prompts[row]
                         known.add(begins[row])
 
-    def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
-        """The operations of a pass.
+    def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> dict[str, float]:
+        """The operations of a pass, all of them and those wasted by cause.
 
         Args:
             cause: why it was of no use to some rows.
@@ -236,12 +212,12 @@ class Rows:
             times: how often a forward pass it takes.
         """
         lost = (self.own - self.again)[without].sum()
-        wasted = {
+        return {
+            TOTAL: float((self.own + self.padding).sum()) * times,
             "padding": float(self.padding.sum()) * times,
             "prompts_again": float(self.again.sum()) * times,
             cause: float(lost) * times,
         }
-        return Work(float((self.own + self.padding).sum()) * times, wasted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,14 +262,14 @@ class Ledger:
     def __init__(self, asked: LedgerInputs) -> None:
         self._given = asked
         self._work = asked.counted
-        # Of the rollout step, until its first minibatch.
-        self._step = Work()
+        # Operations of the rollout step by cause, until its first minibatch.
+        self._step: dict[str, float] = defaultdict(float)
         # Group and operations of every sample, and how many a group has.
         self._sampled: list[tuple[int, float]] = []
         self._samples: Counter[int] = Counter()
         # Of the line: operations that are no padding, and the least seconds of every phase.
         self._useful = 0.0
-        self._floors: dict[str, float] = {}
+        self._floors: dict[str, float] = defaultdict(float)
 
     def count_before_update(
         self, step: RolloutStep, rollouts: RolloutBatch, batch: PolicyBatch
@@ -310,7 +286,7 @@ class Ledger:
         trained = Counter(rollouts.group_ids.tolist())
         for group, operations in self._sampled:
             lost = 1 - trained[group] / self._samples[group]
-            raise_by(self._step.wasted, "dropped", operations * lost)
+            self._step["dropped"] += operations * lost
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
         rows = Rows(inputs, group_ids, self._given)
         if self._given.asked_before:
@@ -337,7 +313,8 @@ class Ledger:
         again = self._work.body * max(0.0, read_again)
         prefilled = float(self._work.forward(once).sum())
         total = prefilled + again + float(after.sum())
-        self._step = Work(total, {"prompts_again": again})
+        self._step.clear()
+        self._step |= {TOTAL: total, "prompts_again": again}
         groups = [rollout.group_id for rollout in step.rollouts]
         self._samples = Counter(groups)
         of_each = after.new_zeros(len(batch)).index_add_(0, of_rollout, after)
@@ -349,12 +326,12 @@ class Ledger:
                 begins, sampled, flops=speed.flops, bandwidth=speed.bandwidth
             )
             floor += (prefilled + self._work.body * heard) / speed.flops
-            raise_by(self._floors, "time/rollout_s", floor)
+            self._floors["time/rollout_s"] += floor
 
     def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
         """Count a forward pass over all rows."""
         without = torch.full((len(rows.own),), in_vain)
-        self._step.add(rows.spent(cause, without))
+        self._add(rows.spent(cause, without))
         self._count_floor("time/logprobs_s", float(rows.own.sum()))
 
     def count_update(self, batch: PolicyBatch) -> Metrics:
@@ -362,22 +339,27 @@ class Ledger:
         found = Rows(batch.inputs, batch.group_ids, self._given)
         mask = batch.inputs.response_mask
         learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self._given.all_learn
-        everything = self._step
-        self._step = Work()
-        everything.add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
+        self._add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
         self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
         if self._given.speed is not None:
             moved = self._work.parameters * self._given.optimizer_bytes
-            raise_by(self._floors, "time/update_s", moved / self._given.speed.bandwidth)
-        metrics = everything.metrics()
+            self._floors["time/update_s"] += moved / self._given.speed.bandwidth
+        total = self._step[TOTAL]
+        metrics = {f"waste/{cause}": self._step[cause] / total for cause in CAUSES}
+        metrics["waste/total"] = sum(metrics.values())
         if self._given.work is not None:
-            metrics["work/tflop"] = everything.total / 1e12
+            metrics["work/tflop"] = total / 1e12
+        self._step.clear()
         return metrics
+
+    def _add(self, spent: dict[str, float]) -> None:
+        for what, operations in spent.items():
+            self._step[what] += operations
 
     def _count_floor(self, phase: str, operations: float) -> None:
         self._useful += operations
         if self._given.speed is not None:
-            raise_by(self._floors, phase, operations / self._given.speed.flops)
+            self._floors[phase] += operations / self._given.speed.flops
 
     def against_floor(self, seconds: Metrics) -> Metrics:
         """Measure how far the step is from what the machine could do at best; of `Clock.derive`.

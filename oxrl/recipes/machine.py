@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from oxrl.checkpoint import Saved
 from oxrl.engines.delivery import Delivery
-from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.recipes.compute_accounting import Ledger
 from oxrl.recipes.objective import Objective
@@ -16,16 +15,8 @@ from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import RolloutSource
 
 if TYPE_CHECKING:
-    from oxrl.data.prompts import PromptDataset
     from oxrl.recipes.features.base import Feature
-    from oxrl.recipes.scored_answers import ScoredSampler
-
-
-class Evaluation(NamedTuple):
-    """The held-out prompts of a run, and who answers them."""
-
-    prompts: PromptDataset
-    answers: ScoredSampler
+    from oxrl.recipes.scored_answers import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +26,7 @@ class Machine:
     seed: of the run. steps: optimizer steps. epochs: passes over a rollout batch, in `minibatches`
     steps each. kl_coeff: of the KL in the reward, at the start. policy: that learns. reference:
     None where no KL is taken. features: what the row adds to the loop, in order. source: of
-    rollouts, with `sampler` behind it. row_rules: which rows can be learned from. evaluation: None
+    rollouts. row_rules: which rows can be learned from. evaluation: None
     without held-out prompts. saved: what a checkpoint holds, subdirectory -> what is stored there.
     ratio_tolerance: of the first ratio, in nats. keeps_tokens: rollout batches are recorded with
     the numbers of every token. close: stops samplers, workers and actors.
@@ -50,7 +41,6 @@ class Machine:
     reference: Scorer | None
     objective: Objective
     features: Sequence[Feature]
-    sampler: RolloutEngine
     source: RolloutSource
     delivery: Delivery
     row_rules: RowRules

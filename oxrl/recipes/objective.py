@@ -11,11 +11,11 @@ from torch import Tensor
 
 from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.errors import RewardError, required
+from oxrl.functional.gates import CLIPPED_GATES, Gate
 from oxrl.functional.group_advantages import GROUP_ADVANTAGES, AdvantageInputs, Estimator
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
-from oxrl.recipes.policy_loss import find_gate
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
 from oxrl.tables.policy import Algorithm
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
@@ -57,7 +57,7 @@ class Objective:
         self.subtracts_kl = row.kl.startswith("reward_") and kl_coeff > 0
         self.kl: LossKL | None = None
         if row.kl.startswith("loss_") and kl_coeff > 0:
-            from oxrl.recipes.reference_kl import LossKL
+            from oxrl.recipes.reference_kl import LossKL  # of rows with a reference
 
             self.kl = LossKL(row.kl, kl_coeff)
 
@@ -73,6 +73,7 @@ class Objective:
         self.correction: SamplerCorrection | None = None
         self.correction_level: Level | None = "token"
         if row.correction != "none":
+            # Of rows that weigh tokens against the sampler.
             from oxrl.recipes.sampler_correction import bind_correction, correction_level
 
             self.correction = bind_correction(algorithm, features)
@@ -139,9 +140,25 @@ def find_advantage(name: str) -> Estimator:
     """
     if name in GROUP_ADVANTAGES:
         return GROUP_ADVANTAGES[name]
-    from oxrl.functional.advantages import ADVANTAGES  # critics, turns, parts, successes
+    from oxrl.recipes.rare_cells import rare_advantage  # critics, turns, parts, successes
 
-    return ADVANTAGES[name]
+    return rare_advantage(name)
+
+
+def find_gate(name: str) -> Gate:
+    """Return the function of a policy loss.
+
+    Args:
+        name: in `GATES`, or of one of the user's own, whose code is run.
+
+    Raises:
+        ConfigError: the user's code cannot be run, or is no policy loss.
+    """
+    if name in CLIPPED_GATES:
+        return CLIPPED_GATES[name]
+    from oxrl.recipes.rare_cells import rare_gate  # the rarer losses
+
+    return rare_gate(name)
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
@@ -193,7 +210,7 @@ def prepare_update(
     # Rewards relative to a group, a baseline or a critic.
     rewarded = rollouts
     if objective.subtracts_kl:
-        from oxrl.recipes.reference_kl import subtract_kl
+        from oxrl.recipes.reference_kl import subtract_kl  # as above
 
         rewarded = subtract_kl(rollouts, old, required(ref, "a reference"), kl_coeff=kl_coeff)
     advantages, returns = estimate_advantages(objective, rewarded)
@@ -211,7 +228,7 @@ def prepare_update(
     )
     if not objective.features:
         return batch
-    from oxrl.recipes.features.base import Prepared
+    from oxrl.recipes.features.base import Prepared  # of rows with features
 
     prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed, version=version)
     for feature in objective.features:
@@ -246,13 +263,3 @@ def without_cut_rows(rollouts: RolloutBatch) -> TokenBatch:
     """Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more."""
     mask = rollouts.inputs.response_mask & ~rollouts.truncated[:, None]
     return dataclasses.replace(rollouts.inputs, response_mask=mask)
-
-
-def minibatch(objective: Objective, batch: PolicyBatch, rows: Tensor) -> PolicyBatch:
-    """`rows` of a rollout batch, their loss weights normalised over themselves."""
-    part = batch.select(rows)
-    weights = objective.weights(part.inputs.response_mask, part.group_ids)
-    part = dataclasses.replace(part, loss_weights=weights)
-    for feature in objective.features:
-        part = feature.on_minibatch(part)
-    return part

@@ -14,7 +14,8 @@ from oxrl.data.order import RowSource
 from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.trainer import Trainer
 from oxrl.recipes.session import Progress, Session
-from oxrl.types import Images, Metrics
+from oxrl.recipes.step import apply_step
+from oxrl.types import Images, LossFn, Metrics, TrainBatch, Want
 
 log = logging.getLogger(__name__)
 Unit = TypeVar("Unit", bound=Identified)
@@ -52,6 +53,14 @@ class Learner(ABC, Generic[Unit]):
     def engines(self) -> dict[str, TrainEngine]:
         """Subdirectory of a checkpoint -> engine; "." is the one that learns."""
         return {".": self.engine}
+
+    def learn(
+        self, batch: TrainBatch, loss: LossFn, want: Want, units: list[Unit], *, step: int
+    ) -> Stepped:
+        """Take optimizer step `step` on a batch of `units`: its metrics, and tokens processed."""
+        metrics = apply_step(self.engine, self.session, batch, loss, want, step=step)
+        metrics["data/rows"] = float(len(units))
+        return metrics, float(batch.inputs.attention_mask.sum())
 
     @abstractmethod
     def update(self, units: list[Unit], step: int, memory: Memory) -> Stepped:

@@ -13,7 +13,6 @@ from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.recipes.preference_reference import follow
-from oxrl.recipes.step import apply_step
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics
 
@@ -46,9 +45,7 @@ class PreferenceLearner(Learner[Judged]):
             seed=stable_seed("preference", self.seed, step),
         )
         batch = with_statistics(before)
-        metrics = apply_step(self.engine, self.session, batch, self.objective.loss, WANT, step=step)
-        metrics["data/rows"] = float(len(units))
-        return metrics, float(batch.inputs.attention_mask.sum())
+        return self.learn(batch, self.objective.loss, WANT, units, step=step)
 
     def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
         evaluate = evaluate_singles if self.held_out_singles else evaluate_pairs

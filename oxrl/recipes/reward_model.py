@@ -15,7 +15,6 @@ from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
-from oxrl.recipes.step import apply_step
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
@@ -32,9 +31,7 @@ class OutcomeLearner(Learner[Judged]):
 
     def update(self, units: list[Judged], step: int, memory: Memory) -> Stepped:
         batch = to_preference_batch(units, self.pad_id, images=self.images)
-        metrics = apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
-        metrics["data/rows"] = float(len(units))
-        return metrics, float(batch.inputs.attention_mask.sum())
+        return self.learn(batch, self.loss, WANT, units, step=step)
 
     def loss(self, output: Output, batch: PreferenceBatch) -> LossAndMetrics:
         """Bradley-Terry on the scores after the last token."""
@@ -64,9 +61,7 @@ class ProcessLearner(Learner[Steps]):
 
     def update(self, units: list[Steps], step: int, memory: Memory) -> Stepped:
         batch = to_step_batch(units, self.pad_id, images=self.images)
-        metrics = apply_step(self.engine, self.session, batch, step_loss, WANT, step=step)
-        metrics["data/rows"] = float(len(units))
-        return metrics, float(batch.inputs.attention_mask.sum())
+        return self.learn(batch, step_loss, WANT, units, step=step)
 
     def evaluate(self, held_out: LookedAt[Steps]) -> Metrics:
         """Measure how often a step is judged right, and how often the commoner verdict would be."""

@@ -8,6 +8,7 @@ order.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,7 +27,7 @@ from oxrl.functional.metrics import (
     staleness_metrics,
 )
 from oxrl.recipes.machine import Machine
-from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
+from oxrl.recipes.objective import Objective, prepare_update, start_of_update
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.step import gradients, named_tensors
 from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows
@@ -101,10 +102,8 @@ def finish_step(machine: Machine, session: Session, progress: RolloutProgress, b
     """Evaluate where it is time for that, write the step's line, save where it is time."""
     found: Metrics = {}
     if machine.evaluation is not None and session.eval_due(before, progress.step):
-        from oxrl.recipes.evaluation import evaluate  # a run without data.eval does without
-
         with session.saved_if_stopped(machine.saved, progress):
-            found = evaluate(machine, session, machine.evaluation, progress.step)
+            found = machine.evaluation.measure(session, progress.step)
     session.note_score(progress, found.get("eval/reward"))
     progress.line = progress.line | found
     session.record_line(progress)
@@ -200,6 +199,16 @@ def update(
     if stepped["update/skipped"]:
         session.dump(step, named_tensors(part))
     return metrics | stepped | {"data/empty_steps": 0.0}
+
+
+def minibatch(objective: Objective, batch: PolicyBatch, rows: Tensor) -> PolicyBatch:
+    """`rows` of a rollout batch, their loss weights normalised over themselves."""
+    part = batch.select(rows)
+    weights = objective.weights(part.inputs.response_mask, part.group_ids)
+    part = dataclasses.replace(part, loss_weights=weights)
+    for feature in objective.features:
+        part = feature.on_minibatch(part)
+    return part
 
 
 def refuse(machine: Machine) -> Metrics:

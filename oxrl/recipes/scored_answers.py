@@ -1,29 +1,34 @@
-"""Prompts answered by a model and scored by a reward, and what the scores say of the model."""
+"""Prompts answered by a model and scored by a reward, and what the scores say of the model: while
+reinforcement learning goes on, and after it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from oxrl.data.batching import how_it_ended
+from oxrl.data.prompts import PromptDataset
+from oxrl.engines.delivery import Delivery
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
+from oxrl.recipes.session import Session
 from oxrl.rewards.pools import GroupScorer
-from oxrl.rollouts.sync import make_requests, score_groups
+from oxrl.rollouts.sync import RolloutSource, make_requests, score_groups
+from oxrl.runs.bars import Count
 from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 
-if TYPE_CHECKING:
-    from oxrl.data.prompts import PromptDataset
-
 Item = TypeVar("Item")
+# Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
+TOLD_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,28 +115,40 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
     return metrics
 
 
-def evaluate_generated(
-    prompts: PromptDataset,
-    sampler: Callable[[], AbstractContextManager[RolloutEngine]],
-    answers: Callable[..., ScoredSampler],
-) -> Metrics:
-    """Answer held-out prompts with the weights being trained, with the same seeds each time.
+class Evaluation(NamedTuple):
+    """The held-out prompts of a run, and who answers them.
 
-    Args:
-        sampler: opens what samples with the weights as they are now.
-        answers: makes of that `sampler` what has its answers scored.
-
-    Returns:
-        Mean reward and its like, as evaluations of reinforcement learning have them.
-
-    Raises:
-        DeadlineError: nothing was answered, or scored, for too long.
-        Stopped: a signal asked to stop.
+    source: of rollouts, which has the sampler otherwise. delivery: of weights to it.
     """
-    with sampler() as engine:
-        scored = answers(sampler=engine)
-        rollouts = scored.answer(list(enumerate(prompts.in_order())))
-    return evaluation_metrics(rollouts, samples=scored.samples)
+
+    prompts: PromptDataset
+    answers: ScoredSampler
+    source: RolloutSource
+    delivery: Delivery
+
+    def measure(self, session: Session, step: int) -> Metrics:
+        """Answer the prompts with the weights of `step`, with the same seeds each time.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
+        draws = list(enumerate(self.prompts.in_order()))
+        samples = self.answers.samples
+        tell = partial(_forward, session)
+        count = Count(tell, "evaluation", len(draws) * samples, every_s=TOLD_EVERY_S)
+        answers = replace(self.answers, heard=count.one)
+        with session.clock.phase("time/eval_s"):
+            self.source.settle(session.stopping)
+            self.delivery.deliver(step)
+            try:
+                return evaluation_metrics(answers.answer(draws), samples=samples)
+            finally:
+                answers.sampler.metrics()  # what it counted is no part of the next step
+
+
+def _forward(session: Session, what: str, done: int, total: int) -> None:
+    if done < total:  # its metrics tell of the end
+        session.work(what, done, total, unit="responses", rate=0.0)
 
 
 def in_groups(items: Sequence[Item], samples: int) -> list[Sequence[Item]]:

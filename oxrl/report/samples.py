@@ -110,8 +110,7 @@ def token_pieces(directory: Path, columns: Mapping[str, list[Any]]) -> Iterator[
     files = sorted((directory / ROLLOUTS).glob("step_????????.safetensors"), reverse=True)
     if not files:
         return
-    # Imported here: reports of texts alone do without torch.
-    from oxrl.report.tokens import TokenReader
+    from oxrl.report.tokens import TokenReader  # torch, which texts alone do without
 
     reader = TokenReader(directory, TOKEN_NUMBERS)
     room = MOST_WITH_TOKENS

@@ -48,7 +48,7 @@ ENVIRONMENT = Kind(
     forms="{} or path.py:Class (such as my_game.py:Guess)",
     error=EnvironmentDefinitionError,
 )
-# Losses of the table are found by `oxrl.recipes.policy_loss`, before anybody asks here.
+# Losses of the table are found by `oxrl.recipes.objective`, before anybody asks here.
 GATE = Kind(
     noun="gate",
     field="train.loss",

@@ -16,8 +16,7 @@ from oxrl.config import load_config
 from oxrl.config.reads import read_values
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.dims import model_dims
-from oxrl.plan.memory import memory
-from oxrl.plan.needs import memory_needed
+from oxrl.plan.memory import memory, memory_needed
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments" / "gsm8k_scale").glob("*.yaml"))

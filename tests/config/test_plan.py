@@ -26,11 +26,11 @@ from oxrl.plan.memory import (
     adapter_parameters,
     machine_memory,
     memory,
+    memory_needed,
     micro_batch,
     rows_no_longer,
     sync_bytes,
 )
-from oxrl.plan.needs import memory_needed
 from oxrl.plan.plan import plan_text
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.policy import ROWS

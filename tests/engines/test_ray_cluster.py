@@ -25,7 +25,6 @@ from small_runs import rl_config
 from oxrl.assembly import ray_engines
 from oxrl.assembly.assemble import build_engines
 from oxrl.assembly.assembly import Assembly
-from oxrl.assembly.ray_cluster import gpus_per_actor
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.engines.ray.head import CONNECT_S
@@ -73,7 +72,7 @@ JOINS = """
     from test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
     from ray.cluster_utils import Cluster as Nodes
     import ray
-    from oxrl.engines.sample import generate
+    from oxrl.engines.sample.sampler import generate
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import ConfigError
@@ -273,13 +272,13 @@ def test_actors_take_gpus_where_the_cluster_has_them_whatever_the_driver_has(
     device: str, available: int, each: int
 ) -> None:
     cfg = SimpleNamespace(run=SimpleNamespace(device=device))
-    assert gpus_per_actor(cast(Config, cfg), available) == each
+    assert ray_engines.gpus_per_actor(cast(Config, cfg), available) == each
 
 
 def test_a_cluster_without_gpus_is_told_where_they_are_asked_for() -> None:
     cfg = SimpleNamespace(run=SimpleNamespace(device="cuda"))
     with pytest.raises(ConfigError, match="no node of the Ray cluster has a GPU"):
-        gpus_per_actor(cast(Config, cfg), 0)
+        ray_engines.gpus_per_actor(cast(Config, cfg), 0)
 
 
 class _Reserved(Exception):

@@ -19,11 +19,11 @@ from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.models.network import CausalNetwork, read_tokens
-from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.episodes import Episodes
-from oxrl.recipes.objective import Objective, minibatch, prepare_update
-from oxrl.recipes.rl import split_by_group
+from oxrl.recipes.features.of_rows import build_features
+from oxrl.recipes.objective import Objective, prepare_update
+from oxrl.recipes.rl import minibatch, split_by_group
 from oxrl.tables.policy import ROWS
 from oxrl.types import (
     Completion,

@@ -22,10 +22,11 @@ from torch import Tensor
 from oxrl.assembly.assembly import Assembly
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs, Prepared
+from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.features.token_record import TokenRecord
-from oxrl.recipes.objective import Objective, minibatch
+from oxrl.recipes.objective import Objective
+from oxrl.recipes.rl import minibatch
 from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
 

@@ -26,7 +26,7 @@ from oxrl.models.four_bit import NOTE, in_four_bits, whole_type, whole_weight
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import adapter_off
-from oxrl.plan.optimizer_memory import frozen_bytes
+from oxrl.plan.memory import frozen_bytes
 from oxrl.plan.plan import memory, plan_text
 from oxrl.plan.preflight_process import examine_apart
 from oxrl.types import TokenBatch

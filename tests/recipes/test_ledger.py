@@ -11,13 +11,12 @@ import pytest
 import torch
 from small_runs import rl_config
 
-from oxrl.assembly.assemble import note_machine
 from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, ModelWork, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.clock import Clock, MachineSpeed, machine_speed
+from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed
 from oxrl.types import (
     Completion,
     PolicyBatch,
@@ -213,7 +212,9 @@ def test_a_run_of_one_process_notes_how_fast_its_machine_is(tmp_path: Path) -> N
         folder = cfg.run.directory
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "environment.json").write_text("{}")
-        note_machine(Assembly(cfg))
+        speed = Assembly(cfg).speed
+        if speed is not None:
+            note_speed(folder, speed)
         assert (json.loads((folder / "environment.json").read_text()) != {}) == noted
 
 

@@ -31,6 +31,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokeniz
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import adapter_off
 from oxrl.rewards.reward_model import scorer
+from oxrl.rollouts.sync import SyncRollouts
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
@@ -159,7 +160,9 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
     cfg = config(base, "run", "sgrpo")
     machine = assemble(Assembly(cfg), Clock())
     try:
-        trainer, sampler = machine.policy, machine.sampler
+        trainer = machine.policy
+        assert isinstance(machine.source, SyncRollouts)
+        sampler = machine.source.parts.sampler
         assert isinstance(trainer, LocalTrainer) and isinstance(sampler, LocalSampler)
         before = trainer.forward(some_tokens(), WANT).logprobs
         generator = torch.Generator().manual_seed(2)

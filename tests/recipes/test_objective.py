@@ -18,17 +18,12 @@ from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.errors import RewardError
-from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
-from oxrl.recipes.objective import (
-    Objective,
-    estimate_advantages,
-    minibatch,
-    prepare_update,
-    start_of_update,
-)
+from oxrl.recipes.features.of_rows import build_features
+from oxrl.recipes.objective import Objective, estimate_advantages, prepare_update, start_of_update
 from oxrl.recipes.reference_kl import subtract_kl
+from oxrl.recipes.rl import minibatch
 from oxrl.tables.policy import ROWS
 from oxrl.types import (
     Completion,

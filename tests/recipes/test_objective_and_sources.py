@@ -13,11 +13,11 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
-from oxrl.assembly.assemble import part_weights
 from oxrl.assembly.assembly import Assembly
-from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
-from oxrl.recipes.objective import Objective, minibatch, prepare_update
+from oxrl.recipes.features.of_rows import build_features
+from oxrl.recipes.objective import Objective, prepare_update
+from oxrl.recipes.rl import minibatch
 from oxrl.tables.cells import BINARY_REWARDS, CRITIC, REWARD_PARTS
 from oxrl.tables.numbers import Number
 from oxrl.tables.policy import ROWS
@@ -113,7 +113,7 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
         policy=policy,
         critic=critic if CRITIC in row.parts else None,
         reference=reference,
-        part_weights=part_weights(cfg),
+        part_weights=Assembly(cfg).part_weights,
     )
     objective = Objective(
         Assembly(cfg).algorithm, build_features(given), max_tokens=cfg.rollout.max_tokens

@@ -25,7 +25,7 @@ from oxrl.config import Config
 from oxrl.errors import DataError, OxrlError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.dims import model_dims
-from oxrl.plan.needs import disk_needed
+from oxrl.plan.memory import disk_needed
 from oxrl.plan.preflight import CHECKS, Prepared, examine
 from oxrl.runs.waiting import Patience
 

@@ -20,9 +20,9 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
 from oxrl.models.load import LoadOptions, load_critic, load_policy
-from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.critic import Critic
+from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.supervised import loss_fn as sft_loss
 from oxrl.types import LossFn, PolicyBatch, SupervisedBatch, TokenBatch, ValueBatch

@@ -16,7 +16,7 @@ from oxrl.cli import main
 from oxrl.config import Config
 from oxrl.config.reads import read_values, sections_of
 from oxrl.plan import preflight_process
-from oxrl.plan.preflight import Prepared
+from oxrl.plan.preflight import Prepared, reply
 from oxrl.usercode.messages import Json
 
 
@@ -26,8 +26,8 @@ def examine_here(cfg: Config) -> Iterator[tuple[str, str, str]]:
     with closing(Prepared()) as prepared:
         for subject in preflight_process._subjects(cfg):
             request: Json = {"config": values, "subject": subject}
-            reply = preflight_process._reply(prepared, request)
-            yield subject, reply["state"], reply["text"]
+            found = reply(prepared, request)
+            yield subject, found["state"], found["text"]
 
 
 def planned(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,141 @@
+"""Samplers in processes of their own, and the delivery of weights to them, with its proof."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+
+import torch
+from transformers import PreTrainedModel
+
+from oxrl.assembly.assembly import Assembly, Limits
+from oxrl.config import Config
+from oxrl.config.sections.model import LoraConfig
+from oxrl.config.sections.rollout import RolloutConfig
+from oxrl.engines.delivery.proof import Compared
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.hosted import ThisMachine
+from oxrl.engines.sample.workers import RolloutWorkers
+from oxrl.engines.train import TrainEngine
+from oxrl.engines.transport.base import WeightTransport
+
+# Takes what is to be called at the end.
+Closing = Callable[[Callable[[], None]], object]
+
+
+def sampler_of(cfg: Config) -> RolloutEngine:
+    """The sampler that a process of its own builds, on a model of its own."""
+    return sampler_here(Assembly(cfg))
+
+
+def sampler_here(assembly: Assembly) -> RolloutEngine:
+    """The rollout engine of the config in this process, on a model of its own."""
+    if assembly.cfg.inference_engine.name == "vllm":
+        return _vllm(assembly)
+    if assembly.part_sent == "merged":
+        return assembly.local_sampler(assembly.model())
+    return assembly.local_sampler(assembly.policy_to_train())
+
+
+def _vllm(assembly: Assembly) -> RolloutEngine:
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions  # an extra
+
+    cfg = assembly.cfg
+    sampling = cfg.inference_engine
+    model = cfg.model
+    folder = cfg.run.directory
+    if not folder.is_dir():  # an evaluation makes none
+        folder = Path(gettempdir())
+    adapted = assembly.part_sent == "adapter"
+    options = VllmOptions(
+        log_file=str(folder / f"vllm_{os.getpid()}.log"),
+        dtype=model.dtype,
+        max_rows=sampling.max_rows,
+        tensor_parallel=sampling.tensor_parallel,
+        gpu_memory_fraction=sampling.gpu_memory_fraction,
+        kv_cache_gb=sampling.kv_cache_gb,
+        max_model_len=model.max_length,
+        trust_remote_code=model.trust_remote_code,
+        revision=model.revision,
+        batch_invariant=cfg.run.deterministic,
+        adapter_scale=assembly.adapter_options().scale if adapted else None,
+    )
+    return VllmEngine(model.name, options, images=assembly.images, only=assembly.sampled_alone)
+
+
+def hosted_sampler(assembly: Assembly, closing: Closing) -> RolloutWorkers:
+    """The rollout engine of the config in a process of its own on this machine.
+
+    On a GPU, which it shares with this process, it sleeps while it has nothing to sample.
+
+    Args:
+        closing: is told what ends the process.
+    """
+    cfg = assembly.cfg
+    machine = ThisMachine(cfg.run.threads or os.cpu_count() or 1)
+    closing(machine.close)
+    shares = assembly.device_type == "cuda"
+    return RolloutWorkers(
+        machine,
+        [None],
+        partial(sampler_of, cfg),
+        cfg.run.waits,
+        nbytes=cfg.model.nbytes,
+        before_wake=torch.cuda.empty_cache if shares else None,
+    )
+
+
+def proved_delivery(
+    assembly: Assembly,
+    policy: TrainEngine,
+    sampler: RolloutEngine,
+    limits: Limits,
+    transport: WeightTransport | None = None,
+) -> WeightSync:
+    """Build the delivery of the policy's weights to the sampler, with its proof.
+
+    Args:
+        limits: of the policy's model.
+        transport: moves the weights where this process is not the policy's; None: it is.
+    """
+    sampling = assembly.cfg.inference_engine
+    options = SyncOptions(
+        dtype=assembly.dtype,
+        vocabulary=len(assembly.tokenizer),
+        temperature=assembly.cfg.rollout.temperature,
+        probe_every=sampling.probe_every,
+        probe_tokens=sampling.probe_tokens,
+        probe_limit=sampling.probe_limit,
+        compared=Compared(limits.never, only=assembly.sampled_alone),
+        part=assembly.part_sent,
+    )
+    return WeightSync(policy, sampler, options, assembly.copy_of_policy, assembly.images, transport)
+
+
+def proved_sampler(
+    assembly: Assembly, model: PreTrainedModel, limits: Limits, stack: ExitStack
+) -> RolloutWorkers:
+    """A sampler in a process of its own that provably computes with the weights of a model.
+
+    Args:
+        model: as it is loaded here, an adapter merged into it.
+        limits: of the model.
+        stack: ends the process.
+
+    Raises:
+        WeightSyncError: it does not.
+    """
+    cfg = assembly.cfg
+    train = cfg.train.model_copy(update={"backend": "local"})
+    # Whatever is asked of it later, the probe is scored at temperature 1.
+    changed = {"lora": LoraConfig(), "train": train, "rollout": RolloutConfig()}
+    plain = Assembly(cfg.model_copy(update=changed))
+    sampler = hosted_sampler(plain, stack.callback)
+    policy = plain.trainer(model, trained=False)
+    proved_delivery(plain, policy, sampler, limits).deliver(0)
+    return sampler

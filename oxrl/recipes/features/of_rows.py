@@ -1,0 +1,38 @@
+"""The class of every feature that a row of the table may need."""
+
+from __future__ import annotations
+
+from oxrl.recipes.features.adaptive_kl import AdaptiveKL
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features.critic import Critic
+from oxrl.recipes.features.dynamic_sampling import DynamicSampling
+from oxrl.recipes.features.greedy_baseline import GreedyBaseline
+from oxrl.recipes.features.interpolated_anchor import InterpolatedAnchor
+from oxrl.recipes.features.overlong_penalty import OverlongPenalty
+from oxrl.recipes.features.positive_nll import PositiveNLL
+from oxrl.recipes.features.reference_reset import ReferenceReset
+from oxrl.recipes.features.reward_parts import RewardParts
+from oxrl.recipes.features.step_correction import CurrentPolicyCorrection, StepCorrection
+from oxrl.recipes.features.token_selection import TokenSelection, TopCandidates
+
+# Need of a row -> its class.
+FEATURES: dict[str, type[Feature]] = {
+    "dynamic_sampling": DynamicSampling,
+    "reward_parts": RewardParts,
+    "greedy_rollout": GreedyBaseline,
+    "overlong_penalty": OverlongPenalty,
+    "critic": Critic,
+    "adaptive_kl": AdaptiveKL,
+    "reference_reset": ReferenceReset,
+    "positive_nll": PositiveNLL,
+    "token_selection": TokenSelection,
+    "top_logprobs": TopCandidates,
+    "full_batch_correction": StepCorrection,
+    "current_policy_correction": CurrentPolicyCorrection,
+    "interpolated_anchor": InterpolatedAnchor,
+}
+
+
+def build_features(given: FeatureInputs) -> list[Feature]:
+    """The features that the row asks for, in the order of its needs."""
+    return [FEATURES[need](given) for need in given.row.needs if need in FEATURES]
