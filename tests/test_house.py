@@ -318,12 +318,17 @@ def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_us
     assert total.branches <= DRIVER_BRANCHES
 
 
+def files_read(run: dict[str, Any]) -> list[Figures]:
+    """Figures of the files that a run imported."""
+    known = {place: path for path, place in PLACES.items()}
+    inside = [Path(file) for file in run["imported"].values() if file]
+    return [figures(known[place]) for place in inside if place in known]
+
+
 @pytest.mark.parametrize("kind", MOST_READ)
 def test_a_run_reads_few_files(kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(f"{kind}_run")
-    inside = [Path(file) for file in run["imported"].values() if file]
-    known = {place: path for path, place in PLACES.items()}
-    read = [figures(known[place]) for place in inside if place in known]
+    read = files_read(run)
     total = sum((found.nodes for found in read), 0)
     say(f"a {kind} run imports {len(read)} files of {total} nodes")
     files, nodes = MOST_READ[kind]
@@ -367,3 +372,16 @@ def test_a_reader_changes_files_seldom_from_prompt_to_gradient(
         re.findall(r"^ *([\w/]+\.py)  ", text, flags=re.MULTILINE) for text in (page, written)
     )
     assert set(found) == set(told), "make docs writes it anew"
+
+
+def test_the_readme_says_how_large_the_core_is(default_run: dict[str, Any]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    line = text[text.index("The core, `oxrl/`,") :].partition("\n\n")[0]
+    core, read = (int(number.replace(",", "")) for number in re.findall(r"\d+,000", line))
+    shares = [int(number) for number in re.findall(r"(\d+)\s%", line)]
+    sizes = {name: folder(name).nodes for name in FOLDERS if not name.startswith("oxrl_")}
+    total = sum(sizes.values())
+    told = ("engines", "data", "config", "functional")
+    assert core == round(total, -3)
+    assert shares == [round(100 * sizes[name] / total) for name in told]
+    assert read == round(sum(found.nodes for found in files_read(default_run)), -3)
