@@ -41,7 +41,7 @@ from oxrl.engines.sample import RolloutEngine, RowLogprobs
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.transport.base import Copy, weights_in_turn
+from oxrl.engines.transport.base import Copy
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
@@ -165,7 +165,7 @@ def processor_seconds(group: RankGroup, rollouts: RayRollouts) -> float:
 
 
 def gather(trainer: Trainer, dtype: torch.dtype) -> None:
-    for _ in weights_in_turn(trainer, Copy(dtype)):
+    for _ in trainer.weights_in_turn("all", dtype):
         pass
 
 

@@ -26,6 +26,7 @@ FOLDERS = {
     "engines": [
         *sorted((PACKAGE / "engines").glob("*.py")),
         *sorted((PACKAGE / "engines").glob("*/base.py")),
+        *sorted((PACKAGE / "engines").glob("*/__init__.py")),
     ],
     "api": [PACKAGE / "api.py"],
     # A tracker's process is called by the run alone, as a run's own parts are.
@@ -279,3 +280,17 @@ def test_a_missing_and_a_stale_name_are_found(named: str, of_class: str, of_func
     assert bool(of_class) == bool(class_problem(read_class(made)))
     assert bool(of_function) == bool(problem(function, None))
     assert problem(read_class(made).methods["told"], read_class(made)) == "has no docstring"
+
+
+# A first sentence says what a thing does or is, as one would say it to a colleague.
+RIDDLE = re.compile(r"(What|Whether|How|Where|Of|Why|Which|That|When)\b")
+
+
+def test_no_docstring_opens_with_a_riddle() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found: list[str] = []
+    for path in (*sorted(PACKAGE.rglob("*.py")), *sorted(BESIDE.rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, documented) and RIDDLE.match(ast.get_docstring(node) or ""):
+                found.append(f"{path.relative_to(ROOT)} {getattr(node, 'name', '')}")
+    assert found == []

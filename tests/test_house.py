@@ -24,15 +24,36 @@ PACKAGE = ROOT / "oxrl"
 # What is found by entry points: graders, sandbox, environments and others.
 BESIDE = ROOT / "packages"
 
-# The package had 122,400 when unfolding began, and that is where it should be again: written-out
-# signatures, numbers declared once and named steps cost the rest. Without a new feature this may
-# only be lowered.
-MOST_NODES = 327_400
+# Bounds may only be lowered; an issue that adds a feature states what it costs. The aim is 317,000.
+MOST_NODES = 324_250
 # The aim is 67,000.
-MOST_NODES_BESIDE = 70_100
+MOST_NODES_BESIDE = 67_600
+# Of each part of the core, by folder.
+MOST_NODES_IN = {
+    ".": 6_650,
+    "assembly": 15_900,
+    "checkpoint": 9_750,
+    "cli": 4_900,
+    "commands": 13_000,
+    "config": 27_150,
+    "data": 30_550,
+    "engines": 58_100,
+    "environments": 5_950,
+    "functional": 26_150,
+    "modelfiles": 6_050,
+    "models": 18_750,
+    "plan": 9_400,
+    "recipes": 22_950,
+    "report": 3_750,
+    "rewards": 14_200,
+    "rollouts": 13_550,
+    "runs": 19_350,
+    "tables": 7_300,
+    "usercode": 11_300,
+}
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
-# and checkpoints.
-MOST_READ = {"default": (200, 145_000), "usual": (229, 169_000)}
+# and checkpoints. The aim of the second is 160,000.
+MOST_READ = {"default": (150, 140_000), "usual": (170, 165_500)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -56,10 +77,11 @@ DRIVER_BRANCHES = 70
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
 ITERATION_NODES = 5_300
 ITERATION_BRANCHES = 50
-# A reader's way from the request of a prompt to its gradient, every file counted.
-MOST_FILE_CHANGES = 204
-# Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 218
+# A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
+# sampler that is waited for longer than a moment adds six.
+MOST_FILE_CHANGES = 140
+# Imports of the core's own modules inside functions, each with its reason behind it; the aim is 90.
+MOST_INNER_IMPORTS = 110
 
 ONE_LINERS = (ast.Assign, ast.Return, ast.Expr, ast.AugAssign, ast.AnnAssign)
 BRANCHES = (ast.If, ast.IfExp, ast.While, ast.ExceptHandler)
@@ -167,6 +189,9 @@ def test_the_package_has_no_more_nodes_than_it_had() -> None:
     say(f"{'the core':12} {core:7} nodes, at most {MOST_NODES}")
     say(f"{'packages':12} {beside:7} nodes, at most {MOST_NODES_BESIDE}")
     assert core <= MOST_NODES
+    sizes = {name: folder(name).nodes for name in FOLDERS if not name.startswith("oxrl_")}
+    assert sizes.keys() == MOST_NODES_IN.keys()
+    assert [name for name, nodes in sizes.items() if nodes > MOST_NODES_IN[name]] == []
     assert beside <= MOST_NODES_BESIDE
 
 
@@ -208,8 +233,7 @@ def test_few_imports_stand_inside_functions_and_each_says_why() -> None:
     found = list(inner_imports())
     say(f"{len(found)} imports of own modules inside functions, at most {MOST_INNER_IMPORTS}")
     texts = {path: PLACES[path].read_text(encoding="utf-8").splitlines() for path, _ in found}
-    silent = [f"{path}:{line}" for path, line in found if "#" not in texts[path][line - 1]]
-    say(f"without a reason: {len(silent)}")
+    assert [f"{path}:{line}" for path, line in found if "#" not in texts[path][line - 1]] == []
     assert len(found) <= MOST_INNER_IMPORTS
 
 

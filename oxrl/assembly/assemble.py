@@ -222,7 +222,7 @@ def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shar
 def build_requests(
     assembly: Assembly, limits: Limits, features: Sequence[Feature]
 ) -> PromptRequests:
-    """What is asked of the sampler, by position in the data order."""
+    """Build the requests to the sampler, by position in the data order."""
     data = assembly.cfg.data
     load = partial(assembly.prompts, longest=limits.longest)
     return PromptRequests(
@@ -382,8 +382,11 @@ def build_evaluation(
     """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
     if held_out is None:
         return None
-    # Of runs with data.eval.
-    from oxrl.recipes.scored_answers import Evaluation, ScoredSampler, evaluation_seed
+    from oxrl.recipes.scored_answers import (  # of runs with data.eval
+        Evaluation,
+        ScoredSampler,
+        evaluation_seed,
+    )
 
     rollout = assembly.cfg.rollout
     answers = ScoredSampler(

@@ -1,4 +1,4 @@
-"""What learns from preferences, with the reference that it is compared with, and its rows."""
+"""The learner of preferences, with the reference that it is compared with, and its rows."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from oxrl.engines.sample.local import attends_to_everything, module_sampler
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Part as PartOfWeights
 from oxrl.engines.train import TrainEngine
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
@@ -37,6 +38,7 @@ from oxrl.runs.clock import MachineSpeed, machine_speed
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC, REWARD_PARTS
+from oxrl.tables.engines import TrainingEngineName
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF, NUMBERS
 from oxrl.tables.policy import Algorithm
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
@@ -74,6 +76,19 @@ class Engines(NamedTuple):
     limits: Limits
     shared: bool
     transport: WeightTransport | None = None
+
+
+def trainer_class(backend: TrainingEngineName) -> Callable[..., Trainer]:
+    """Return the class of a training engine, imported where it is chosen."""
+    if backend == "fsdp":
+        from oxrl.engines.train.fsdp import FsdpTrainer  # PyTorch's sharding takes a second
+
+        return FsdpTrainer
+    if backend == "deepspeed":
+        from oxrl.engines.train.zero import DeepSpeedTrainer  # an extra
+
+        return DeepSpeedTrainer
+    return LocalTrainer
 
 
 class Assembly:
@@ -374,13 +389,13 @@ class Assembly:
         return self._built(model, options)
 
     def _built(self, model: torch.nn.Module, options: TrainerOptions) -> Trainer:
-        # Imported where it is chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
         engine = self.cfg.train.engine
         section = engine.settings if options.trained else engine.reference_settings
         settings: dict[str, Any] = getattr(self.cfg, section).model_dump() if section else {}
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
         with self.ranks.within(self.cfg.run.waits.of("load", nbytes), "models to be built"):
-            trainer: Trainer = engine.load()(model, options, ranks=self.ranks, **settings)
+            build = trainer_class(self.cfg.train.backend)
+            trainer = build(model, options, ranks=self.ranks, **settings)
         if options.share_prefix and isinstance(model, PreTrainedModel):
             check_sharing(model, trainer, self.cfg.model.max_length)
         return trainer

@@ -1,4 +1,4 @@
-"""What row, user and configuration add to the loop beyond the row's cells. Most runs have none."""
+"""The features that row, user and configuration add to the loop. Most runs have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration leaves open is settled when a run begins, noted, and done so ever after.
+"""The decisions that a configuration leaves open, taken and noted when a run begins.
 
 Inputs are pinned, and what says auto is decided: how many tokens are read at once, and whether the
 prompt of a group is read once. Both depend on the configuration and on the kind of model alone, not
@@ -147,7 +147,7 @@ def _with_micro_batch(cfg: Config, choice: Choice) -> Config:
 
 
 def decide_micro_batch(cfg: Config) -> Choice:
-    """What `train.micro_batch_tokens: auto` comes to, and why."""
+    """Decide the value of `train.micro_batch_tokens: auto`, and why."""
     return Choice(*tokens_by_rule(cfg, on_cpu=Assembly(cfg).device_type == "cpu"))
 
 
@@ -160,7 +160,7 @@ def describe_micro_batch(choice: Choice) -> str:
 
 
 def decide_sharing(cfg: Config) -> Choice:
-    """What `train.share_prefix: auto` comes to, and why.
+    """Decide the value of `train.share_prefix: auto`, and why.
 
     Args:
         cfg: of a run that begins.

@@ -1,4 +1,4 @@
-"""What commands share: arguments that several take, prints, and errors with exit codes."""
+"""The shared parts of commands: arguments, prints, and errors with exit codes."""
 
 from __future__ import annotations
 

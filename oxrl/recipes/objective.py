@@ -73,8 +73,10 @@ class Objective:
         self.correction: SamplerCorrection | None = None
         self.correction_level: Level | None = "token"
         if row.correction != "none":
-            # Of rows that weigh tokens against the sampler.
-            from oxrl.recipes.sampler_correction import bind_correction, correction_level
+            from oxrl.recipes.sampler_correction import (  # rows that weigh tokens against it
+                bind_correction,
+                correction_level,
+            )
 
             self.correction = bind_correction(algorithm, features)
             self.correction_level = correction_level(algorithm)

@@ -23,7 +23,7 @@ KEPT = ("prompt", "completion")
 
 
 class Rejection(NamedTuple):
-    """What is sampled, and what of it is kept.
+    """The settings of what is sampled, and of what is kept.
 
     prompts, answers: who answers what. prompts_per_step: answered at once. max_error_rate: share of
     failed rewards that stops the run. keep_reward: least reward of what is kept. keep_per_prompt:

@@ -29,7 +29,7 @@ class Report(ModuleType):
         Raises:
             RunDirectoryError: one is no run, there is none, or the file cannot be written.
         """
-        from oxrl.report.page import write_report
+        from oxrl.report.page import write_report  # `import oxrl` costs nothing
 
         given = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
         paths = [Path(str(getattr(run, "path", run))) for run in given]

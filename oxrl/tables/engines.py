@@ -1,4 +1,4 @@
-"""The engines: which class each name stands for, what it needs installed, and what it can do.
+"""The engines: what each needs installed, and what it can do.
 
 Pure data. Configuration, checks, memory plan and `assembly/assembly.py` read it, so a new engine is
 a class that passes tests/engines/test_conformance.py, a row here, and its name in the type above
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 Optimizer = Literal["adamw", "muon", "adamw_8bit"]
 # What the optimizer steps of weights in low precision: float32 copies, or the weights themselves.
@@ -22,19 +21,12 @@ Masters = Literal["float32", "none"]
 class Engine:
     """A row about one engine, which can be read before anything heavy is imported.
 
-    builder: "module:class or function".
     package: what has to be importable beside oxRL's own dependencies; None: nothing.
     extra: the extra of oxRL that installs it: `pip install -e '.[extra]'`.
     """
 
-    builder: str
     package: str | None = None
     extra: str | None = None
-
-    def load(self) -> Any:
-        """The class, imported now."""
-        module, _, name = self.builder.partition(":")
-        return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +64,8 @@ class SamplingEngine(Engine):
 TrainingEngineName = Literal["local", "deepspeed", "fsdp"]
 TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType(
     {
-        "local": TrainingEngine(
-            builder="oxrl.engines.train.local:LocalTrainer", several_ranks=False, zero_stage=0
-        ),
+        "local": TrainingEngine(several_ranks=False, zero_stage=0),
         "deepspeed": TrainingEngine(
-            builder="oxrl.engines.train.zero:DeepSpeedTrainer",
             package="deepspeed",
             extra="deepspeed",
             several_ranks=True,
@@ -88,7 +77,6 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
             without_masters=False,
         ),
         "fsdp": TrainingEngine(
-            builder="oxrl.engines.train.fsdp:FsdpTrainer",
             several_ranks=True,
             zero_stage=3,
             settings="fsdp",
@@ -99,11 +87,8 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
 SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
-        "local": SamplingEngine(
-            builder="oxrl.engines.sample.local:module_sampler", own_process=False
-        ),
+        "local": SamplingEngine(own_process=False),
         "vllm": SamplingEngine(
-            builder="oxrl.engines.sample.vllm:VllmEngine",
             package="vllm",
             extra="vllm",
             own_process=True,

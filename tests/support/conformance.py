@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
+from oxrl.assembly.assembly import trainer_class
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, NonFiniteError
@@ -24,7 +25,6 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import Whole
 from oxrl.runs.ranks import Ranks
-from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
@@ -64,14 +64,14 @@ def make_trainer(engine: str, model: nn.Module, ranks: Ranks, **changed: Any) ->
     """
     options = TrainerOptions(**(OPTIONS | changed))
     if not engine.startswith("zero"):
-        return TRAINING_ENGINES[engine].load()(model, options, ranks=ranks)
+        return trainer_class(engine)(model, options, ranks=ranks)
     stage, _, offload = engine.removeprefix("zero").partition("+")
     settings = {
         "zero_stage": int(stage),
         "offload_optimizer": bool(offload) and options.trained,
         "offload_param": bool(offload) and int(stage) == 3,
     }
-    return TRAINING_ENGINES["deepspeed"].load()(model, options, ranks=ranks, **settings)
+    return trainer_class("deepspeed")(model, options, ranks=ranks, **settings)
 
 
 def preference(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
