@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs. The aim is 317,000.
-MOST_NODES = 324_250
+MOST_NODES = 324_300
 # The aim is 67,000.
 MOST_NODES_BESIDE = 67_600
 # Of each part of the core, by folder.
@@ -39,21 +39,21 @@ MOST_NODES_IN = {
     "data": 30_550,
     "engines": 58_100,
     "environments": 5_950,
-    "functional": 26_150,
+    "functional": 26_210,
     "modelfiles": 6_050,
     "models": 18_750,
     "plan": 9_400,
     "recipes": 22_950,
     "report": 3_750,
-    "rewards": 14_200,
+    "rewards": 14_260,
     "rollouts": 13_550,
     "runs": 19_350,
     "tables": 7_300,
     "usercode": 11_300,
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
-# and checkpoints. The aim of the second is 160,000.
-MOST_READ = {"default": (150, 140_000), "usual": (170, 165_500)}
+# and checkpoints.
+MOST_READ = {"default": (140, 140_000), "usual": (165, 160_000)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -79,7 +79,7 @@ ITERATION_NODES = 5_300
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.
-MOST_FILE_CHANGES = 140
+MOST_FILE_CHANGES = 134
 # Imports of the core's own modules inside functions, each with its reason behind it; the aim is 90.
 MOST_INNER_IMPORTS = 110
 

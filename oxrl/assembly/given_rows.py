@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oxrl.assembly.assembly import Assembly, longest_prompt
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import Dataset, ReadOptions
@@ -43,8 +43,6 @@ def load_rows(assembly: Assembly, path: str, *, held_out: bool) -> Dataset[Any]:
         # What was kept is in our words; rows of data.eval still have their own.
         columns = {ours: theirs for ours, theirs in options.columns.items() if ours in KEPT}
         options = replace(options, columns=columns)
-        if not held_out:
-            options = replace(options, max_tokens=longest_prompt(cfg) or options.max_tokens)
     return kind.load(path, assembly.tokenizer, options)
 
 

@@ -133,6 +133,33 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
     return metrics
 
 
+def row_metrics(
+    response_mask: Tensor,
+    truncated: Tensor,
+    rewards: Tensor,
+    versions: Tensor,
+    advantages: Tensor,
+    *,
+    version: int,
+) -> Metrics:
+    """`data/...` and `advantage/...` of rows that are trained on.
+
+    Args:
+        response_mask: [B, T] bool.
+        truncated: [B] bool, cut by the token limit.
+        rewards: [B].
+        versions: [B, T], of the weights that sampled a token.
+        advantages: [B, T].
+        version: of the weights being trained.
+
+    Returns:
+        What data_metrics, staleness_metrics and advantage_metrics say.
+    """
+    metrics = data_metrics(response_mask, truncated, rewards)
+    metrics |= staleness_metrics(versions, response_mask, version=version)
+    return metrics | advantage_metrics(advantages, response_mask)
+
+
 def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> Metrics:
     """`data/staleness_...`: how old the weights were that sampled a token.
 

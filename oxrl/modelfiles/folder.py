@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors import SafetensorError, safe_open
-
 from oxrl.errors import DataError, did_you_mean
 from oxrl.modelfiles.builtin import BUILTIN_VISION, is_builtin
 from oxrl.modelfiles.hub_status import hub_or_cache
@@ -98,6 +96,8 @@ def is_reward_model(name: str) -> bool:
 
 def stored_shapes(folder: Path, pattern: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
     """Shape of every tensor in the folder's files of `pattern`, by name."""
+    from safetensors import safe_open  # rewards and programs are judged without it
+
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob(pattern)):
         with safe_open(file, framework="np") as opened:
@@ -206,6 +206,8 @@ def _index_problems(index: Path) -> Iterator[str]:
 
 def _tensors(file: Path) -> tuple[Names, list[str]]:
     """Name and type of every tensor of a file; what is wrong with it."""
+    from safetensors import SafetensorError, safe_open  # as above
+
     found: dict[str, str] = {}
     try:
         with safe_open(file, framework="np") as opened:

@@ -20,11 +20,9 @@ from oxrl.data.samples import SampleLine, sample_line
 from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
 from oxrl.functional.metrics import (
-    advantage_metrics,
-    data_metrics,
     mismatch_metrics,
     policy_metrics,
-    staleness_metrics,
+    row_metrics,
 )
 from oxrl.recipes.machine import Machine
 from oxrl.recipes.objective import Objective, prepare_update, start_of_update
@@ -255,9 +253,14 @@ def batch_metrics(
 ) -> Metrics:
     """Compute the metrics of the rows trained on, shared by the lines of their optimizer steps."""
     mask = rollouts.inputs.response_mask
-    metrics = data_metrics(mask, rollouts.truncated, rollouts.rewards)
-    metrics |= staleness_metrics(rollouts.versions, mask, version=progress.step)
-    metrics |= advantage_metrics(batch.advantages, mask)
+    metrics = row_metrics(
+        mask,
+        rollouts.truncated,
+        rollouts.rewards,
+        rollouts.versions,
+        batch.advantages,
+        version=progress.step,
+    )
     shaping = (shaped.rewards - rollouts.rewards).sum() / max(len(rollouts), 1)
     metrics["reward/shaping"] = float(shaping)
     metrics["data/rollout_step"] = float(progress.rollout_step)

@@ -10,8 +10,8 @@ import sys
 from functools import partial
 
 from oxrl.errors import RewardError
+from oxrl.rewards.dry_call import dry_call, rehearse
 from oxrl.rewards.loaded import LoadedReward, find_reward
-from oxrl.rewards.trial import dry_call, rehearse
 from oxrl.rewards.watch import Watch
 from oxrl.tables.user_code import REWARD
 from oxrl.usercode.given import take_given

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oxrl.rewards.dry_call import dry_call, rehearse
 from oxrl.rewards.loaded import find_reward
 from oxrl.rewards.pools import InlinePool
-from oxrl.rewards.trial import dry_call, rehearse, rehearse_all
+from oxrl.rewards.trial import rehearse_all
 from oxrl.runs.waiting import Patience
 from oxrl.types import Objects, Prompt
 

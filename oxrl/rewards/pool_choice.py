@@ -9,7 +9,6 @@ from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import find_builtin, inline_reward
 from oxrl.rewards.pools import InlinePool, ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience
-from oxrl.tables.user_code import REWARD
 from oxrl.types import Completion, Group, Objects, Prompt
 
 # Prompts of each file that a reward is tried on.
@@ -45,15 +44,9 @@ def reward_pool(
         )
     if row and row.inline:
         return InlinePool(name, inline_reward(name, row, options or {}), field)
-    from oxrl.usercode.given import given, is_here, packed  # an inline reward does without
+    from oxrl.rewards.workers import users_pool  # processes, which an inline reward does without
 
-    if is_here(name) and packed(given(name, REWARD.noun)) is None:
-        from oxrl.rewards.own_function import OwnFunctionPool  # others can leave this process
-
-        return OwnFunctionPool(name, options, field)
-    from oxrl.rewards.workers import RewardPool  # processes, which the others need
-
-    return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    return users_pool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
 
 
 def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:

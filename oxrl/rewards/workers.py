@@ -40,8 +40,7 @@ from oxrl.types import (
     Scores,
     ScoreStatus,
 )
-from oxrl.usercode.given import load_request
-from oxrl.usercode.sources import code_digest
+from oxrl.usercode.given import given, is_here, load_request, packed
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import (
     LAST_WORDS_S,
@@ -260,7 +259,7 @@ class RewardPool(SinglePool):
 
     def _prepare(self, worker: Worker, patience: Patience) -> None:
         """Have a worker load the reward and call it once."""
-        self._code = self._code or code_digest(self._place)
+        self._code = self._code or self._digest()
         what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
         ask = worker.channel.ask
         try:
@@ -283,13 +282,21 @@ class RewardPool(SinglePool):
         self._require_same_code()
         self._per_sample = per_sample
 
+    def _digest(self) -> str:
+        """Hash a user's code, or a reward model; empty of what oxRL has itself."""
+        if self._place.file is None:
+            return ""
+        from oxrl.usercode.sources import code_digest  # code of users
+
+        return code_digest(self._place)
+
     def _require_same_code(self) -> None:
         """Called after a worker has loaded it: what is there now is what the worker has, or newer.
 
         Raises:
             RewardError: the reward is not what it was when the first one did.
         """
-        if code_digest(self._place) != self._code:
+        if self._digest() != self._code:
             raise RewardError(
                 f"{self.field}.name={self.name}: it has changed while the run goes on, and a "
                 "worker that had to be started anew would score by other rules than the first. Put "
@@ -436,3 +443,21 @@ def score_of(fields: Json) -> Score:
     if not all(math.isfinite(share) for _, share in steps):
         raise ValueError("the reward of a step is not finite")
     return Score(value=value, status=fields["status"], parts=parts, reason=reason, steps=steps)
+
+
+def users_pool(
+    name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
+) -> SinglePool:
+    """Make a pool of processes; a function of Python's that cannot leave this one stays here.
+
+    Args:
+        name, workers, timeout_s, options, field: as of `RewardPool`.
+
+    Raises:
+        RewardDefinitionError: as of `RewardPool`.
+    """
+    if is_here(name) and packed(given(name, REWARD.noun)) is None:
+        from oxrl.rewards.own_function import OwnFunctionPool  # others can leave this process
+
+        return OwnFunctionPool(name, options, field)
+    return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)

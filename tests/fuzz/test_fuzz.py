@@ -33,8 +33,8 @@ from oxrl.data.steps import StepDataset
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.plan.plan import plan_text
+from oxrl.rewards.dry_call import dry_call
 from oxrl.rewards.loaded import find_reward
-from oxrl.rewards.trial import dry_call
 from oxrl.tables.policy import ROWS
 from oxrl.types import Completion, Prompt
 

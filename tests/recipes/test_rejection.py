@@ -15,6 +15,7 @@ import torch
 from figures import Learned
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import evaluation_metrics, picked_reward, run_eval
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -94,6 +95,23 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
     assert metric_lines(tmp_path / "sft") == metric_lines(cfg.run.directory)
     left, right = final_files(tmp_path / "sft"), final_files(cfg.run.directory)
     assert [name for name in left if left[name] != right[name]] == []
+
+
+def test_what_was_kept_may_be_longer_than_a_prompt(tmp_path: Path) -> None:
+    """`data.max_prompt_tokens` is of prompts; rows of prompt and response have all of the model's."""
+    most = longest_prompt_of(tmp_path)
+    cfg = rft_config(tmp_path, "rft", "run.steps=1", f"data.max_prompt_tokens={most}")
+    run(cfg)
+    whole = rft_config(tmp_path, "whole", "run.steps=1")
+    run(whole)
+    assert final_files(cfg.run.directory) == final_files(whole.run.directory)
+
+
+def longest_prompt_of(folder: Path) -> int:
+    """Tokens of the longest prompt that the runs here sample for."""
+    cfg = rft_config(folder, "prompts")
+    prompts = Assembly(cfg).prompts(str(cfg.data.train), None)
+    return max(len(prompt.token_ids) for prompt in prompts.in_order())
 
 
 def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from oxrl.rewards.dry_call import dry_call
 from oxrl.rewards.loaded import LoadedReward, find_reward
-from oxrl.rewards.trial import dry_call
 
 
 def load_reward(name: str, options: Mapping[str, object] | None = None) -> LoadedReward:
