@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from oxrl.entry_points import is_ours
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.usercode.environments import tool_names
-from oxrl.usercode.find import UserCode, find
+from oxrl.usercode.find import find
 from oxrl.usercode.given import is_given
 
 
@@ -30,38 +30,26 @@ def find_environment(name: str) -> Callable[..., Any]:
     code = find(ENVIRONMENT, name)
     if is_ours(ENVIRONMENT, name):
         return code.value
-    # A function that makes one is as good as a class; what it makes is looked at then.
-    if is_given(name) and not isinstance(code.value, type) and callable(code.value):
-        return code.value
-    return _as_class(code)
-
-
-def _as_class(code: UserCode) -> Callable[..., Any]:
-    """Return the class that makes environments, or refuse what was found.
-
-    Raises:
-        EnvironmentDefinitionError: it is no class, or has not the methods of one.
-    """
     made = code.value
-    found = code.name if is_given(code.name) else code.name.rpartition(":")[2]
+    # A function that makes one is as good as a class; what it makes is looked at then.
+    if is_given(name) and not isinstance(made, type) and callable(made):
+        return made
+    # Answers turns by itself, of text or of actions.
+    steps = any(callable(getattr(made, answer, None)) for answer in ("step", "act"))
+    found = name if is_given(name) else name.rpartition(":")[2]
     problem = ""
     if not isinstance(made, type):
         problem = f"{found} is no class, but {type(made).__name__}"
     elif not callable(getattr(made, "reset", None)):
         problem = f"{found} has no method reset"
-    elif not _steps(made) and not tool_names(made):
+    elif not steps and not tool_names(made):
         problem = f"{found} has no method step, and no typed method that could be a tool"
     if problem:
         raise code.problem(
             f"{problem}; an environment is a class with reset(prompt, seed) and step(text)"
         )
-    if _steps(made):
-        return cast(Callable[..., Any], made)
+    if steps:
+        return made
     from oxrl.environments.object_tools import ObjectTools  # most classes have a step
 
-    return partial(ObjectTools, cast(type, made))
-
-
-def _steps(made: object) -> bool:
-    """True if a class answers turns by itself, of text or of actions."""
-    return callable(getattr(made, "step", None)) or callable(getattr(made, "act", None))
+    return partial(ObjectTools, made)

@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from oxrl.errors import did_you_mean
 from oxrl.tables.user_code import TOOL
-from oxrl.types import Named
 from oxrl.usercode.locate import place_of
 from oxrl.usercode.user_code import run_module
 
@@ -92,7 +91,13 @@ def find_tool(spec: ToolSpec) -> NamedTool:
         raise ValueError(f"the tool {name!r}: {error}") from error
     if place.module:
         made = getattr(import_module(place.module), place.name)
-        return _with_options(name, made, options)
+        known = inspect.signature(made).parameters
+        for option in options:
+            if option not in known:
+                takes = ", ".join(known) or "no option"
+                hint = did_you_mean(option, known)
+                raise ValueError(f"the tool {name} takes {takes}, not {option!r}{hint}")
+        return made(**options)
     if options:
         raise ValueError(f"the tool {name!r} is a function, which takes no {', '.join(options)}")
     assert place.file is not None
@@ -100,13 +105,3 @@ def find_tool(spec: ToolSpec) -> NamedTool:
     if not callable(function):
         raise ValueError(f"the tool {name!r} is no function, but {type(function).__name__}")
     return FunctionTool(function)
-
-
-def _with_options(name: str, made: Callable[..., NamedTool], options: Named) -> NamedTool:
-    known = inspect.signature(made).parameters
-    for option in options:
-        if option not in known:
-            takes = ", ".join(known) or "no option"
-            hint = did_you_mean(option, known)
-            raise ValueError(f"the tool {name} takes {takes}, not {option!r}{hint}")
-    return made(**options)

@@ -11,11 +11,12 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from copy import copy
 from typing import Literal, NamedTuple
 
 from oxrl.data.actions import Action
 from oxrl.data.messages import Tools
-from oxrl.environments.find import find_environment
+from oxrl.environments.serve import Episode, load
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import ENVIRONMENT
@@ -35,7 +36,6 @@ from oxrl.usercode.worker import (
     Printed,
     SuspectWorker,
     Worker,
-    loading,
 )
 
 log = logging.getLogger(__name__)
@@ -74,16 +74,18 @@ class EpisodeProcess:
     Args:
         pid: of the process.
         channel: to it.
+        worker: that it is a fork of.
         pool: that started it, and is told of its end.
     """
 
-    def __init__(self, pid: int, channel: Channel, pool: EnvironmentPool) -> None:
+    def __init__(self, pid: int, channel: Channel, worker: Worker, pool: EnvironmentPool) -> None:
         self.pid = pid
+        self.channel = channel
+        self.worker = worker
         # Whether the environment wants to be told of the end.
         self.closes = False
         # Whether another episode may begin where this one was.
         self.reusable = False
-        self._channel = channel
         self._pool = pool
 
     def reset(self, prompt: Prompt, seed: int, patience: Patience) -> Opening:
@@ -130,10 +132,7 @@ class EpisodeProcess:
         Raises:
             Stopped: a signal asked to stop.
         """
-        asked: Json = {"step": text, "last": last}
-        if actions is not None:
-            asked["act"] = actions
-        reply = self._ask(asked, "step", patience)
+        reply = self._ask({"step": text, "act": actions, "last": last}, "step", patience)
         del reply["id"]
         try:
             return as_step(reply)
@@ -158,15 +157,15 @@ class EpisodeProcess:
         Returns:
             How it had ended: an exit code, or the negative number of a signal; 0 where unknown.
         """
-        self._channel.close()
-        return self._pool.end(self.pid)
+        self.channel.close()
+        return self._pool.end(self)
 
     def _ask(self, message: Json, call: str, patience: Patience) -> Json:
         limit_s = self._pool.timeout_s
         advice = "Raise run.deadlines.rollout, or see what it waits for"
         what = f"{self._pool.name} to answer {call}. {advice}"
         try:
-            reply = self._channel.ask(message, limit_s, patience, what, most=MOST_ANSWER)
+            reply = self.channel.ask(message, limit_s, patience, what, most=MOST_ANSWER)
         except LateReply as error:
             limit = f"environment.timeout_s={limit_s:g}"
             reason = f"{call} did not return within {limit}; killed"
@@ -188,20 +187,14 @@ class EpisodeHere(EpisodeProcess):
 
     Args:
         pool: that it belongs to.
-        options: keyword arguments of the class.
+        episode: of this process, not begun.
     """
 
-    def __init__(self, pool: EnvironmentPool, options: Named) -> None:
-        from oxrl.environments.serve import Episode, prepare  # others have it in processes
-
-        self.pid = 0
+    def __init__(self, pool: EnvironmentPool, episode: Episode) -> None:
         self.closes = False
         self.reusable = False
         self._pool = pool
-        make = find_environment(pool.name)
-        if pool.started_here():
-            prepare(make, pool.name, options, None)
-        self._episode = Episode(make, options, None)
+        self._episode = episode
 
     def end(self) -> int:
         """Nothing has to be ended."""
@@ -234,14 +227,12 @@ class EnvironmentPool:
         self.name = name
         self.timeout_s = timeout_s
         self._request = load_request(ENVIRONMENT, name, options)
-        # A class that cannot leave this process is used here.
-        self._kept_here = is_given(name) and FIELD not in self._request
-        self._prepared = False
+        self._loaded_here: Episode | None = None
         self._memory_mb = memory_mb
         self._printed = Printed("an environment")
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._alive: dict[int, tuple[Worker, Channel]] = {}
+        self._alive: set[EpisodeProcess] = set()
         # Processes of episodes that are over, for others.
         self._idle: list[EpisodeProcess] = []
 
@@ -282,8 +273,10 @@ class EnvironmentPool:
         Raises:
             Stopped: a signal asked to stop.
         """
-        if self._kept_here:
-            return EpisodeHere(self, self._request["options"])
+        # A class that cannot leave this process is used here.
+        if is_given(self.name) and FIELD not in self._request:
+            self._loaded_here = self._loaded_here or load(self._request)
+            return EpisodeHere(self, copy(self._loaded_here))
         with self._lock:
             worker = self._loaded(patience)
             if self._idle:
@@ -302,11 +295,10 @@ class EnvironmentPool:
                 how = self._drop(worker)
                 reason = f"no process for an episode could be started ({how})"
                 raise LostEpisode("environment_error", reason) from error
-            pid = int(reply["pid"])
-            channel = Channel(ours)
-            self._alive[pid] = (worker, channel)
-            worker.drain_by(channel)
-            return EpisodeProcess(pid, channel, self)
+            process = EpisodeProcess(int(reply["pid"]), Channel(ours), worker, self)
+            self._alive.add(process)
+            process.channel.read_too(worker.output, worker.read_output)
+            return process
 
     def keep(self, process: EpisodeProcess) -> None:
         """Keep the process of an episode that is over for another one; see `release`.
@@ -315,34 +307,29 @@ class EnvironmentPool:
             process: whose environment promises to be `reusable`; not used any more by the caller.
         """
         with self._lock:
-            worker, _ = self._alive.get(process.pid, (None, None))
-            if worker is not None and worker is self._worker:
+            if process in self._alive and process.worker is self._worker:
                 self._idle.append(process)
 
-    def started_here(self) -> bool:
-        """True if this is the first episode of an environment that is used in this process."""
-        first = not self._prepared
-        self._prepared = True
-        return first
-
-    def end(self, pid: int) -> int:
+    def end(self, process: EpisodeProcess) -> int:
         """End the process of an episode; see EpisodeProcess.end.
 
         Args:
-            pid: of the process.
+            process: of the episode.
 
         Returns:
             How it had ended; 0 where nothing is known of that any more.
         """
         with self._lock:
-            worker, _ = self._alive.pop(pid, (None, None))
-            if worker is None or worker is not self._worker:
+            known = process in self._alive
+            self._alive.discard(process)
+            if not known or process.worker is not self._worker:
                 return 0
             what = f"the end of an episode of {self.name}"
+            message = {"end": process.pid}
             try:
-                reply = worker.channel.ask({"end": pid}, FORK_TIMEOUT_S, Patience(), what)
+                reply = process.worker.channel.ask(message, FORK_TIMEOUT_S, Patience(), what)
             except (LateReply, LostWorker, SuspectWorker):
-                self._drop(worker)
+                self._drop(process.worker)
                 return 0
             return int(reply["code"])
 
@@ -351,8 +338,8 @@ class EnvironmentPool:
         with self._lock:
             if self._worker is not None:
                 self._drop(self._worker)
-            for _, channel in self._alive.values():
-                channel.close()
+            for process in self._alive:
+                process.channel.close()
             self._alive.clear()
             self._printed.finish()
 
@@ -366,8 +353,14 @@ class EnvironmentPool:
         self._worker = worker
         what = f"{self.name} to be loaded"
         try:
-            with loading(worker, "its process", NOT_LOADED):
-                reply = worker.channel.ask(self._request, START_TIMEOUT_S, patience, what)
+            reply = worker.load(
+                self._request,
+                START_TIMEOUT_S,
+                patience,
+                what,
+                called="its process",
+                late=NOT_LOADED,
+            )
         except NotLoaded as error:
             self._drop(worker)
             raise ENVIRONMENT.problem(self.name, str(error)) from error

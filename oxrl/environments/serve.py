@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from oxrl.data.actions import Action
 from oxrl.environments.find import find_environment
@@ -69,7 +69,7 @@ class Episode:
             if "close" in request:
                 self._instance.close()
                 return {}
-            return vars(self._step(request["step"], request.get("act"), last=request["last"]))
+            return vars(self._step(request["step"], request["act"], last=request["last"]))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises
             return {"failed": raised_as(error, self._path)}
 
@@ -94,12 +94,10 @@ class Episode:
         if not reusable:
             self._instance = self._make(**self._options)
         messages = as_messages(self._instance.reset(prompt, seed), "reset")
-        tools = getattr(self._instance, "tools", None)
-        closes = callable(getattr(self._instance, "close", None))
         return {
             "messages": messages,
-            "tools": list(tools) if tools else [],
-            "closes": closes,
+            "tools": list(getattr(self._instance, "tools", None) or ()),
+            "closes": callable(getattr(self._instance, "close", None)),
             "reusable": bool(getattr(self._instance, "reusable", False)),
         }
 
@@ -117,7 +115,9 @@ def begin(episode: Episode, fd: int, memory_mb: int) -> None:
     try:
         leave_keeper()
         if memory_mb:
-            most = mapped() + (memory_mb << 20)
+            # Large libraries take much of what is mapped already.
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + (memory_mb << 20)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         Replies(fd).answer_all(episode.answer)
         code = 0
@@ -127,84 +127,34 @@ def begin(episode: Episode, fd: int, memory_mb: int) -> None:
         os._exit(code)
 
 
-def mapped() -> int:
-    """Address space of this process, in bytes; large libraries take much of it."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
-
-
-def end(pid: int) -> int:
-    """Kill an episode's process and all it started.
-
-    Args:
-        pid: of its keeper, a child of this one that has not been waited for.
-
-    Returns:
-        As `subprocess.Popen.returncode`: how it had ended, -9 where it had not.
-    """
-    os.kill(pid, signal.SIGTERM)
-    return end_of_pid(pid, "an episode")
-
-
-def load(request: Json) -> tuple[Episode, Json]:
-    """The environment that a request names, and the reply.
+def load(request: Json) -> Episode:
+    """The environment that a request names; a class with a class method `prepare` has got ready
+    what all episodes share.
 
     Args:
         request: `name`, `options`, and a class in bytes where Python gave one.
 
     Returns:
-        The episode that is forked, and the reply without anything but the request's id.
+        An episode that has not begun, of which every other is a copy.
 
     Raises:
         EnvironmentDefinitionError: it cannot be loaded, or says that it cannot work.
     """
     name = request["name"]
+    options = request["options"]
     take_given(ENVIRONMENT, request, "its process cannot load the class")
     path = locate(ENVIRONMENT, name).file
-    make = find_environment(name)
-    prepare(make, name, request["options"], path)
-    return Episode(make, request["options"], path), {"id": request["id"]}
-
-
-def prepare(make: Callable[..., Any], name: str, options: Named, path: Path | None) -> None:
-    """Have the class get ready what all episodes share, if it has a class method for that.
-
-    Args:
-        make: the class, or a function that makes an instance, which has nothing of the kind.
-        name: of the environment, for messages.
-        options: that it will be called with.
-        path: of its file; None: it is built in, and its own words are enough.
-
-    Raises:
-        EnvironmentDefinitionError: it says that it cannot work.
-    """
+    make: Any = find_environment(name)
     own = inspect.getattr_static(make, "prepare", None)
-    if not isinstance(own, (classmethod, staticmethod)):
-        return
-    try:
-        cast(Any, make).prepare(**options)
-    except (Exception, SystemExit) as error:
-        own_words = path is None and isinstance(error, (OxrlError, ValueError))
-        why = str(error) if own_words else f"prepare raised {raised_as(error, path)}"
-        raise ENVIRONMENT.problem(name, why) from error
-
-
-def first_line(parent: socket.socket) -> bytes:
-    """The request that names the environment, which may bring a class with all that it holds.
-
-    Args:
-        parent: the socket to the parent.
-
-    Returns:
-        Bytes up to the line end; empty, or less, where the parent is gone.
-    """
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        part = parent.recv(MOST_REQUEST)
-        if not part:
-            break
-        received += part
-    return bytes(received)
+    if isinstance(own, (classmethod, staticmethod)):
+        try:
+            make.prepare(**options)
+        except (Exception, SystemExit) as error:
+            # What is built in has words of its own.
+            own_words = path is None and isinstance(error, (OxrlError, ValueError))
+            why = str(error) if own_words else f"prepare raised {raised_as(error, path)}"
+            raise ENVIRONMENT.problem(name, why) from error
+    return Episode(make, options, path)
 
 
 def serve(fd: int) -> None:
@@ -215,20 +165,24 @@ def serve(fd: int) -> None:
     """
     parent = socket.socket(fileno=fd)
     parent.set_inheritable(False)
-    request = decode(first_line(parent))
+    with parent.makefile("rb") as lines:
+        request = decode(lines.readline())  # it may bring a class with all that it holds
     try:
-        episode, reply = load(request)
+        episode = load(request)
     except EnvironmentDefinitionError as error:
         parent.sendall(encode({"id": request["id"], "failed": str(error)}))
         return
-    parent.sendall(encode(reply))
+    parent.sendall(encode({"id": request["id"]}))
     while True:
         line, fds, _, _ = socket.recv_fds(parent, MOST_REQUEST, 1)
         if not line:
             return
         request = decode(line)
         if "end" in request:
-            parent.sendall(encode({"id": request["id"], "code": end(request["end"])}))
+            # The keeper of an episode, a child that has not been waited for.
+            os.kill(request["end"], signal.SIGTERM)
+            code = end_of_pid(request["end"], "an episode")
+            parent.sendall(encode({"id": request["id"], "code": code}))
             continue
         (theirs,) = fds
         pid = os.fork()

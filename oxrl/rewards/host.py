@@ -46,18 +46,16 @@ def answer(reward: LoadedReward, watch: Watch, request: Json) -> Json:
     return {"scores": scores, "changed": watch.changed()}
 
 
-def prepare(replies: Replies) -> LoadedReward:
-    """Load the reward that the first request names, and call it once when the second one asks.
+def serve(fd: int) -> None:
+    """Load a reward, call it once, then score until nobody asks any more: a worker's whole life.
+
+    The first request names the reward, the second one asks for the call. Where either fails the
+    reply says why, and that was all.
 
     Args:
-        replies: where requests come from and replies go.
-
-    Returns:
-        The reward, ready to score. The parent has its two replies, or the reason for failing.
-
-    Raises:
-        RewardError: neither works; the parent was told.
+        fd: descriptor of the socket to the parent.
     """
+    replies = Replies(fd)
     request = decode(replies.requests.readline())
     try:
         take_given(REWARD, request, "a reward worker cannot load the function")
@@ -67,22 +65,8 @@ def prepare(replies: Replies) -> LoadedReward:
         dry_call(reward)
     except RewardError as error:
         replies.send({"id": request["id"], "failed": str(error)})
-        raise
-    replies.send({"id": request["id"]})
-    return reward
-
-
-def serve(fd: int) -> None:
-    """Load a reward, call it once, then score until nobody asks any more: a worker's whole life.
-
-    Args:
-        fd: descriptor of the socket to the parent.
-    """
-    replies = Replies(fd)
-    try:
-        reward = prepare(replies)
-    except RewardError:
         return
+    replies.send({"id": request["id"]})
     replies.answer_all(partial(answer, reward, Watch(reward.module)))
 
 

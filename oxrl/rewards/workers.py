@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from oxrl.entry_points import is_ours
 from oxrl.errors import RewardDefinitionError, RewardError
@@ -41,6 +41,7 @@ from oxrl.types import (
     ScoreStatus,
 )
 from oxrl.usercode.given import given, is_here, load_request, packed
+from oxrl.usercode.messages import Json
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import (
     LAST_WORDS_S,
@@ -53,7 +54,6 @@ from oxrl.usercode.worker import (
     Printed,
     SuspectWorker,
     Worker,
-    loading,
 )
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,6 @@ MOST_PER_SCORE = 1 << 17
 RETRIES = 2
 ADVICE = "See what it waits for, or raise run.deadlines.rollout"
 STATUSES = get_args(ScoreStatus)
-
-Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,12 +216,8 @@ class RewardPool(SinglePool):
         return tasks
 
     def _run_all(self, tasks: Sequence[Task], patience: Patience) -> GroupScores:
-        run = partial(self._run, patience)
         try:
-            if self._size == 1:
-                found = list(map(run, tasks))
-            else:
-                found = in_threads(run, tasks, patience, most=self._size)
+            found = in_threads(partial(self._run, patience), tasks, patience, most=self._size)
         except BaseException:
             _end_all(self._alive)  # they are in the middle of something
             raise
@@ -261,10 +255,9 @@ class RewardPool(SinglePool):
         """Have a worker load the reward and call it once."""
         self._code = self._code or self._digest()
         what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
-        ask = worker.channel.ask
+        load = partial(worker.load, patience=patience, what=what, called="its worker")
         try:
-            with loading(worker, "its worker", NOT_LOADED):
-                reply = self._loaded(ask(self._request, START_TIMEOUT_S, patience, what))
+            reply = self._loaded(load(self._request, START_TIMEOUT_S, late=NOT_LOADED))
             per_sample = bool(reply["per_sample"])
             limit_s = self._timeout_s * (1 if per_sample else DRY_GROUP)
             late = (
@@ -274,8 +267,7 @@ class RewardPool(SinglePool):
                 f"outside of the function, where it has {START_TIMEOUT_S:g} s; or raise "
                 "reward.timeout_s"
             )
-            with loading(worker, "its worker", late):
-                self._loaded(ask({}, limit_s, patience, what))
+            self._loaded(load({}, limit_s, late=late))
         except NotLoaded as error:
             problem = f"{self.field}.name={self.name}: {error}"
             raise self._kind_of_error()(problem) from error
@@ -333,14 +325,13 @@ class RewardPool(SinglePool):
 
     def _run(self, patience: Patience, task: Task) -> GroupScores:
         """The scores of a task; by a fresh worker, where the first one turns out suspect."""
-        suspicions: list[str] = []
-        while len(suspicions) <= RETRIES:
-            with self._worker(patience, fresh=bool(suspicions)) as worker:
+        outcome: GroupScores | str = ""
+        for retry in range(1 + RETRIES):
+            with self._worker(patience, fresh=retry > 0) as worker:
                 outcome = self._outcome(worker, task, patience)
             if not isinstance(outcome, str):
                 return outcome
-            suspicions.append(outcome)
-        problem = f"{len(suspicions)} workers in a row could not be believed: each {suspicions[-1]}"
+        problem = f"{1 + RETRIES} workers in a row could not be believed: each {outcome}"
         return self._failed(task, "error", problem)
 
     def _outcome(self, worker: Worker, task: Task, patience: Patience) -> GroupScores | str:

@@ -146,9 +146,8 @@ def tool_names(made: type) -> list[str]:
     """
     names = [name for name, _ in inspect.getmembers(made, inspect.isroutine)]
     public = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
-    return [name for name in public if not _is_static(made, name)]
-
-
-def _is_static(made: type, name: str) -> bool:
-    """True if it is called without the object, so that it is a helper rather than a tool."""
-    return isinstance(inspect.getattr_static(made, name), staticmethod)
+    # What is called without the object is a helper rather than a tool.
+    static = [
+        name for name in public if isinstance(inspect.getattr_static(made, name), staticmethod)
+    ]
+    return [name for name in public if name not in static]

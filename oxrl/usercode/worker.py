@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from oxrl.runs.waiting import LOOK_S, Patience, end_of
 from oxrl.usercode.messages import Json, encode
@@ -50,6 +50,10 @@ class SuspectWorker(Exception):
     """The worker sent what is no reply to what it was asked: nothing of it can be believed."""
 
 
+class NotLoaded(Exception):
+    """A process could not load what it was started for, or did not end; says how."""
+
+
 class Channel:
     """A socket to one process, used by one thread at a time."""
 
@@ -57,8 +61,7 @@ class Channel:
         end.setblocking(False)
         self._socket = end
         self._poll = select.poll()
-        self._events = select.POLLIN
-        self._poll.register(end, self._events)
+        self._poll.register(end, select.POLLIN)
         self._others: dict[int, Callable[[], bool]] = {}
 
     @property
@@ -107,8 +110,11 @@ class Channel:
         id = secrets.token_hex(8)
         request = encode({"id": id} | message)
         if hand_over is not None:
-            self._send_with(hand_over, request)
-            request = b""
+            try:
+                sent = socket.send_fds(self._socket, [request], [hand_over.fileno()])
+            except OSError as error:
+                raise LostWorker from error
+            request = request[sent:]
         line = self._exchange(request, most, limit_s, patience, what)
         try:
             reply = json.loads(line)
@@ -151,14 +157,6 @@ class Channel:
             raise SuspectWorker("replied before it had read its request")
         return bytes(received)
 
-    def _send_with(self, other: socket.socket, request: bytes) -> None:
-        try:
-            sent = socket.send_fds(self._socket, [request], [other.fileno()])
-        except OSError as error:
-            raise LostWorker from error
-        if sent < len(request):
-            raise LostWorker
-
     def _send(self, unsent: bytes) -> bytes:
         """Write what there is room for; be told of more room if there is more to write."""
         try:
@@ -168,9 +166,7 @@ class Channel:
         except OSError as error:
             raise LostWorker from error
         events = select.POLLIN | select.POLLOUT if unsent else select.POLLIN
-        if events != self._events:
-            self._poll.modify(self._socket, events)
-            self._events = events
+        self._poll.modify(self._socket, events)
         return unsent
 
     def _receive(self) -> bytes:
@@ -231,7 +227,7 @@ class Worker:
         paths = [*sys.path, os.environ.get("PYTHONPATH")]
         search_path = os.pathsep.join(path for path in paths if path)
         ours, theirs = socket.socketpair()
-        self._output, their_output = os.pipe()
+        self.output, their_output = os.pipe()
         with theirs:
             self.process = subprocess.Popen(
                 # -B: of a file that is edited twice in a second, the cache would be read.
@@ -251,9 +247,9 @@ class Worker:
                 start_new_session=True,
             )
         os.close(their_output)
-        os.set_blocking(self._output, False)
+        os.set_blocking(self.output, False)
         self.channel = Channel(ours)
-        self.drain_by(self.channel)
+        self.channel.read_too(self.output, self.read_output)
         self._printed = printed
         self._last_printed = ""
         self._ended = ""
@@ -263,6 +259,41 @@ class Worker:
     def usable(self) -> bool:
         """True if it is there and silent, as a worker that was asked nothing has to be."""
         return not self._ended and self.channel.silent
+
+    def load(
+        self,
+        request: Json,
+        limit_s: float,
+        patience: Patience,
+        what: str,
+        *,
+        called: str,
+        late: str,
+    ) -> Json:
+        """Have the process load something, and return its reply; see `Channel.ask`.
+
+        Args:
+            request: to load it.
+            limit_s: seconds for the reply.
+            patience: how long anything may be waited for.
+            what: is asked, for the message of a deadline.
+            called: what the process is called, "its worker".
+            late: what is wrong where it does not reply in time.
+
+        Raises:
+            NotLoaded: it gave no reply, and is of no use any more.
+            Stopped: a signal asked to stop.
+            DeadlineError: nothing has come for too long, here and elsewhere.
+        """
+        try:
+            return self.channel.ask(request, limit_s, patience, what)
+        except LateReply as error:
+            raise NotLoaded(late) from error
+        except LostWorker as error:
+            how = self.end(LAST_WORDS_S)
+            raise NotLoaded(f"{called} ended while loading it ({how})") from error
+        except SuspectWorker as error:
+            raise NotLoaded(f"while loading it {called} {error}") from error
 
     def ends_by_itself(self, patience_s: float) -> bool:
         """Wait for the process to end; True if it does within `patience_s` seconds."""
@@ -289,7 +320,7 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.read_output()
         self.channel.close()
-        os.close(self._output)
+        os.close(self.output)
         self._ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         if self._last_printed.strip():
             self._ended += f"; it printed last: {self._last_printed.strip()}"
@@ -302,7 +333,7 @@ class Worker:
             Whether more may come.
         """
         try:
-            chunk = os.read(self._output, CHUNK)
+            chunk = os.read(self.output, CHUNK)
         except BlockingIOError:
             return True
         except OSError:
@@ -313,36 +344,3 @@ class Worker:
         self._printed.add(text)
         self._last_printed = (self._last_printed + text)[-LAST_PRINTED:]
         return True
-
-    def drain_by(self, channel: Channel) -> None:
-        """Have what is printed read while another channel waits, too."""
-        channel.read_too(self._output, self.read_output)
-
-
-class NotLoaded(Exception):
-    """A process could not load what it was started for, or did not end; says how."""
-
-
-@contextlib.contextmanager
-def loading(worker: Worker, what: str, late: str) -> Iterator[None]:
-    """Inside, a process is asked to load something.
-
-    Args:
-        worker: that is asked.
-        what: it is called, "its worker".
-        late: what is wrong where it does not reply in time.
-
-    Raises:
-        NotLoaded: it did not; the process was ended.
-    """
-    try:
-        yield
-    except LateReply as error:
-        worker.end()
-        raise NotLoaded(late) from error
-    except LostWorker as error:
-        how = worker.end(LAST_WORDS_S)
-        raise NotLoaded(f"{what} ended while loading it ({how})") from error
-    except SuspectWorker as error:
-        worker.end()
-        raise NotLoaded(f"while loading it {what} {error}") from error
