@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.rewards.model_pool import ModelPool
+from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt
 
@@ -50,9 +52,10 @@ def main() -> None:
         members = [Completion(segments=(), text=text, finish_reason="stop") for text in texts]
         groups = [(prompt, members)] * options.groups
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        build = partial(RewardModel, folder, device=device)
         pools = {
             f"next to the policy, on {device}": ModelPool(
-                str(folder), device=device, budget=16_384, timeout_s=600, field="reward"
+                str(folder), build, timeout_s=600, field="reward"
             ),
             "in a worker, on cpu": RewardPool(str(folder), timeout_s=600),
         }

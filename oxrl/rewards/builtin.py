@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from oxrl.entry_points import is_ours, own_offers
 from oxrl.errors import RewardDefinitionError, did_you_mean
@@ -108,7 +108,7 @@ def inline_reward(name: str, row: BuiltIn, options: Objects) -> GroupReward:
         RewardDefinitionError: it has no such option, or not with such a value.
     """
     try:
-        score = cast(Callable[[Prompt, str], Score], with_options(name, row, options))
+        score: Callable[..., Any] = with_options(name, row, options)
     except ValueError as error:
         raise RewardDefinitionError(f"reward.options: {error}") from error
 

@@ -106,7 +106,8 @@ def form_of(name: str, function: object) -> Form:
     form = _known_form(function, taken)
     # Oddly written, and never needed: what cannot be passed by its name.
     if form is None or taken.place_only:
-        where = place_of(function)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         signature = inspect.signature(function)
         problem = f"has the signature {signature}; parameters are bound by their names"
         missing = taken.needs_beside(("prompt", *OWN))
@@ -137,10 +138,9 @@ def _own(function: RewardFunction, taken: Signature) -> Form | None:
     found = [name for name in OWN if taken.has(name)]
     if len(found) != 1 or taken.needs_beside(("prompt", *found)):
         return None
-    names = list(taken.taken_of({"prompt": None, found[0]: None}))
 
     def call(prompt: Prompt, given: str | Completions) -> object:
-        return function(**dict(zip(names, (prompt, given), strict=True)))
+        return function(**taken.taken_of({"prompt": prompt, found[0]: given}))
 
     return Form(call, per_sample=found == ["completion"])
 
@@ -196,16 +196,3 @@ def columns_of(prompt: Prompt) -> Values:
     fields = own | dict(prompt.metadata)
     reserved = ("prompt", "completion", *TRL)
     return {name: value for name, value in fields.items() if name not in reserved}
-
-
-def place_of(function: object) -> str:
-    """Return where a function is written, as " (file:line)"; empty where that is not known.
-
-    Args:
-        function: anything; what decorators wrapped is looked for.
-
-    Returns:
-        Ready to stand behind a name in a message.
-    """
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import SupportsFloat, cast
+from typing import Any
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.loaded import LoadedReward
@@ -72,7 +72,7 @@ def given_of(reward: LoadedReward, text: str) -> str | Completions:
     return [Completion(segments=(segment,), text=text, finish_reason="stop")] * DRY_GROUP
 
 
-def not_finite(value: object, reward: LoadedReward) -> str:
+def not_finite(value: Any, reward: LoadedReward) -> str:
     """Say which of the values returned for the dry call is NaN or infinite; empty if none is.
 
     Args:
@@ -82,11 +82,11 @@ def not_finite(value: object, reward: LoadedReward) -> str:
     Returns:
         A reason that goes on after "the function ...".
     """
-    values = [value] if reward.per_sample else list(value)  # pyright: ignore
+    values = [value] if reward.per_sample else list(value)
     for item in values:
         number = item.value if isinstance(item, Score) else item
         try:
-            wrong = number is not None and not math.isfinite(float(cast(SupportsFloat, number)))
+            wrong = number is not None and not math.isfinite(float(number))
         except Exception as error:  # noqa: BLE001 - `__float__` is the user's, or a library's
             return f"returned {type(item).__name__}, which is no single number: {text_of(error)}"
         if wrong:
@@ -167,7 +167,7 @@ def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -
     return ""
 
 
-def numbers_of(value: object, reward: LoadedReward) -> list[float]:
+def numbers_of(value: Any, reward: LoadedReward) -> list[float]:
     """The scores in what a reward returned; of a failed one 0.
 
     Args:
@@ -180,6 +180,6 @@ def numbers_of(value: object, reward: LoadedReward) -> list[float]:
     Raises:
         Exception: whatever a value's own `__float__` raises.
     """
-    values = [value] if reward.per_sample else list(value)  # pyright: ignore
+    values = [value] if reward.per_sample else list(value)
     scores = [item.value if isinstance(item, Score) else item for item in values]
-    return [0.0 if score is None else float(cast(SupportsFloat, score)) for score in scores]
+    return [0.0 if score is None else float(score) for score in scores]

@@ -18,8 +18,9 @@ from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.builtin import find_builtin, option_problem, with_options
 from oxrl.rewards.call_forms import RewardFunction, form_of
 from oxrl.rewards.failures import failed_scores
+from oxrl.rewards.model_options import steps_rule
 from oxrl.tables.user_code import REWARD
-from oxrl.types import Completions, GroupScores, Names, Objects, Prompt, Score, ScoreStatus
+from oxrl.types import Completions, GroupScores, Names, Objects, Prompt, Score
 from oxrl.usercode.find import find
 from oxrl.usercode.user_code import MOST_REASON, awaited, capped, text_of
 
@@ -92,18 +93,15 @@ class LoadedReward:
     def _scores(
         self, prompt: Prompt, given: str | Completions, first: int, count: int
     ) -> GroupScores:
-        def failed(status: ScoreStatus, samples: range, problem: str) -> GroupScores:
-            return failed_scores(self.name, prompt, samples, status, problem)
-
         samples = range(first, first + count)
         try:
             values: Any = self.call(prompt, given)
         except Exception as error:  # noqa: BLE001 - whatever user code raises is the result
             raised = f"raised {type(error).__name__}: {text_of(error)}"
-            return failed("error", samples, raised)
+            return failed_scores(self.name, prompt, samples, "error", raised)
         problem = self.problem(values, count)
         if problem:
-            return failed("invalid", samples, problem)
+            return failed_scores(self.name, prompt, samples, "invalid", problem)
         if self.per_sample:
             values = [values]
         scores: GroupScores = []
@@ -111,7 +109,8 @@ class LoadedReward:
             try:
                 scores.append(_to_score(value))
             except ValueError as error:
-                scores += failed("invalid", range(index, index + 1), f"returned {error}")
+                one = range(index, index + 1)
+                scores += failed_scores(self.name, prompt, one, "invalid", f"returned {error}")
         return scores
 
 
@@ -163,9 +162,10 @@ def find_reward(name: str, options: Objects | None = None) -> LoadedReward:
             row.require(**options)
         return LoadedReward(name, with_options(name, row, options), per_sample=row.takes != "group")
     if is_reward_model(name):
-        from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
+        from oxrl.rewards.reward_model import RewardModel  # torch, which other rewards do without
 
-        return LoadedReward(name, scorer(Path(name).resolve(), options), per_sample=False)
+        model = RewardModel(Path(name).resolve(), steps=steps_rule(options))
+        return LoadedReward(name, model, per_sample=False)
     found = find(REWARD, name)
     form = form_of(name, found.value)
     return LoadedReward(name, form.call, form.per_sample, form.columns, found.file, found.module)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
-
-import torch
 
 from oxrl.errors import OxrlError, RewardDefinitionError
 from oxrl.rewards.failures import failed_group, named_failures
-from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, GroupScores, Prompt, Scores
 from oxrl.usercode.user_code import text_of
 
+BuildModel = Callable[[], RewardModel]
+
 
 class RewardModelPool(SinglePool, Protocol):
     """A pool that scores by one reward model, in this process or in processes of its own."""
+
+    _timeout_s: float
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Score a made-up answer to each prompt.
@@ -39,42 +39,37 @@ class RewardModelPool(SinglePool, Protocol):
                 f"data: {failures[0]}"
             )
 
+    def _failed(self, group: Group, error: Exception) -> GroupScores:
+        """The scores of a group on which the model raised something."""
+        problem = f"raised {type(error).__name__}: {text_of(error)}"
+        return failed_group(self.name, group, "error", problem)
+
+    def _late(self, group: Group, limit_s: float) -> GroupScores:
+        """The scores of a group that took too long."""
+        problem = f"no score within {limit_s:g} s ({self.field}.timeout_s={self._timeout_s:g})"
+        return failed_group(self.name, group, "timeout", problem)
+
 
 class ModelPool(RewardModelPool):
     """Scores groups of completions by a reward model. Used as `RewardPool` is.
 
     Args:
         name: folder of the reward model.
-        device: of the run.
-        budget: tokens that the model reads at a time, padding included.
+        build: loads it.
         timeout_s: seconds for each sample; a group has that times its size.
         field: of the config, where the reward stands, for messages.
-        steps: as of `RewardModel`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        device: torch.device,
-        budget: int,
-        timeout_s: float,
-        field: str,
-        steps: StepsRule = DEFAULT_STEPS,
-    ) -> None:
+    # It computes where the sampler does: at the same time both would only be slower.
+    inline = True
+
+    def __init__(self, name: str, build: BuildModel, *, timeout_s: float, field: str) -> None:
         self.name = name
         self.field = field
-        self._device = device
-        self._budget = budget
+        self._build = build
         self._timeout_s = timeout_s
-        self._steps: StepsRule = steps
         self._model: RewardModel | None = None
         self._lock = threading.Lock()
-
-    @property
-    def inline(self) -> bool:
-        """It computes where the sampler does: at the same time both would only be slower."""
-        return True
 
     def start(self, patience: Patience | None = None) -> None:
         """Load the model.
@@ -110,24 +105,19 @@ class ModelPool(RewardModelPool):
     def _loaded(self) -> RewardModel:
         if self._model is None:
             try:
-                self._model = RewardModel(
-                    Path(self.name), device=self._device, budget=self._budget, steps=self._steps
-                )
+                self._model = self._build()
             except (OxrlError, OSError) as error:
                 problem = f"{self.field}.name={self.name}: {error}"
                 raise RewardDefinitionError(problem) from error
         return self._model
 
     def _group(self, model: RewardModel, group: Group) -> GroupScores:
-        count = len(group[1])
         began = time.monotonic()
         try:
             scores = model(*group)
         except (OxrlError, RuntimeError, ValueError) as error:  # a full device, a broken text
-            problem = f"raised {type(error).__name__}: {text_of(error)}"
-            return failed_group(self.name, group, "error", problem)
-        limit_s = self._timeout_s * count
+            return self._failed(group, error)
+        limit_s = self._timeout_s * len(group[1])
         if time.monotonic() - began > limit_s:
-            problem = f"no score within {limit_s:g} s ({self.field}.timeout_s={self._timeout_s:g})"
-            return failed_group(self.name, group, "timeout", problem)
+            return self._late(group, limit_s)
         return named_failures(self.name, group, scores)

@@ -55,6 +55,8 @@ class SinglePool(ScoringPool, Protocol):
 
     name: str
     field: str
+    # True if it computes in this process, where asking early wins nothing.
+    inline: bool = False
 
     @property
     def pools(self) -> Sequence[SinglePool]:
@@ -64,11 +66,6 @@ class SinglePool(ScoringPool, Protocol):
     def counters(self) -> Metrics:
         """Nothing: the time that it takes is a phase of the step."""
         return {}
-
-    @property
-    def inline(self) -> bool:
-        """True if it computes in this process, where asking early wins nothing."""
-        return False
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Try the reward on prompts of the data, before anything depends on it.
@@ -102,15 +99,12 @@ class InlinePool(SinglePool):
         field: of the config, where the reward stands, for messages.
     """
 
+    inline = True
+
     def __init__(self, name: str, score_group: GroupReward, field: str = "reward") -> None:
         self.name = name
         self.field = field
         self._score_group = score_group
-
-    @property
-    def inline(self) -> bool:
-        """It computes here."""
-        return True
 
     def start(self, patience: Patience | None = None) -> None:
         """There is nothing to start."""

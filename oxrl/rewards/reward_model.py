@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
-from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule, steps_rule
+from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.runs.checkpoints import longest_row
-from oxrl.types import Completion, Completions, GroupScores, Objects, Prompt, Score
+from oxrl.types import Completion, Completions, GroupScores, Prompt, Score
 
 # Tokens that a worker reads at a time, padding included.
 BUDGET = 16_384
@@ -163,20 +163,3 @@ def _finite(value: float) -> Score:
     if math.isfinite(value):
         return Score(value=value)
     return Score(value=None, status="invalid", reason=f"returned {value}, need a finite number")
-
-
-def scorer(folder: Path, options: Objects) -> Callable[[Prompt, Completions], GroupScores]:
-    """Make a function that scores completions by a reward model, on the CPU of a worker.
-
-    Args:
-        folder: of the reward model's checkpoint.
-        options: of the config, which `model_option_problem` finds right.
-
-    Returns:
-        A function of a prompt and the completions of its group; it returns a score for each, in
-        order.
-
-    Raises:
-        DataError: the folder holds no model that can be loaded.
-    """
-    return RewardModel(folder, steps=steps_rule(options))

@@ -14,28 +14,20 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from oxrl.engines.ray.cluster import (
-    Cluster,
-    Place,
-    bundle,
-    enter,
-)
+from oxrl.engines.ray.cluster import Cluster, Place, bundle, enter
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.rewards.failures import failed_group, named_failures
-from oxrl.rewards.model_pool import RewardModelPool
-from oxrl.rewards.reward_model import RewardModel
+from oxrl.rewards.model_pool import BuildModel, RewardModelPool
 from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
 from oxrl.tables.watch import LEAST_LOAD_S, Deadline
 from oxrl.types import Group, Score, Scores
-from oxrl.usercode.user_code import text_of
 
 log = logging.getLogger(__name__)
 
 # Reading a reward model, and what is left of a call that is over.
 LOAD = Deadline("load", LEAST_LOAD_S)
 
-BuildModel = Callable[[], RewardModel]
 OpenCluster = Callable[[], Cluster]
 
 
@@ -94,11 +86,6 @@ class ModelActorPool(RewardModelPool):
         self._places: list[Place] = []
         # By the number of their place.
         self._actors: dict[int, Any] = {}
-
-    @property
-    def inline(self) -> bool:
-        """False: it scores in processes of its own, while others sample."""
-        return False
 
     def start(self, patience: Patience | None = None) -> None:
         """Start the actors and wait until each has loaded the model.
@@ -190,25 +177,21 @@ class ModelActorPool(RewardModelPool):
         self, cluster: Cluster, actor: int, group: Group, patience: Patience
     ) -> list[Score] | str:
         """Score a group; or say how the actor was lost, which is then replaced."""
-        count = len(group[1])
-        limit_s = self._timeout_s * count
+        limit_s = self._timeout_s * len(group[1])
         end = monotonic() + limit_s
         reference = self._actors[actor].score.remote(group)
         while not cluster.wait([reference], timeout=min(patience.slice_s, limit_s))[0]:
             patience.look(f"the reward model {self.name}. Raise run.deadlines.rollout")
             if monotonic() > end:
                 self._replace(cluster, actor)
-                field = f"{self.field}.timeout_s={self._timeout_s:g}"
-                problem = f"no score within {limit_s:g} s ({field})"
-                return failed_group(self.name, group, "timeout", problem)
+                return self._late(group, limit_s)
         try:
             scores = cluster.result_of(reference, f"reward model actor {actor}", LOAD)
         except LostActorError as lost:
             self._replace(cluster, actor)
             return str(lost)
         except (OxrlError, RuntimeError, ValueError) as error:  # a full device, a broken text
-            problem = f"raised {type(error).__name__}: {text_of(error)}"
-            return failed_group(self.name, group, "error", problem)
+            return self._failed(group, error)
         return named_failures(self.name, group, scores)
 
     def _replace(self, cluster: Cluster, actor: int) -> None:

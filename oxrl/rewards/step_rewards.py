@@ -86,9 +86,8 @@ def last_turn(completion: Completion) -> tuple[int, list[int]]:
     """
     sampled = [segment for segment in completion.segments if segment.origin == "policy"]
     turn = sampled[-1].turn if sampled else 0
-    before = [segment for segment in sampled if segment.turn != turn]
     token_ids: list[int] = []
     for segment in sampled:
         if segment.turn == turn:
             token_ids += segment.token_ids
-    return sum(len(segment.token_ids) for segment in before), token_ids
+    return completion.sampled - len(token_ids), token_ids

@@ -41,16 +41,16 @@ def rehearse_all(
     Raises:
         RewardDefinitionError: it failed on every one.
     """
-    problems: list[str] = []
+    first = ""
     for prompt in prompts:
         problem = problem_on(prompt)
         if not problem:
             return
-        problems.append(f"prompt {prompt.uid}: {problem}")
-    if not problems:
+        first = first or f"prompt {prompt.uid}: {problem}"
+    if not first:
         return
     raise RewardDefinitionError(
-        f"{where}: it failed on {len(problems)} of {len(problems)} prompts of the data, whatever "
-        f"the completion. On {problems[0]}. A text that it cannot read is worth a score, such as "
+        f"{where}: it failed on {len(prompts)} of {len(prompts)} prompts of the data, whatever "
+        f"the completion. On {first}. A text that it cannot read is worth a score, such as "
         "0.0; an exception says that the reward itself is broken"
     )

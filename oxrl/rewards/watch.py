@@ -12,9 +12,6 @@ from __future__ import annotations
 import decimal
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from operator import itemgetter
 from types import ModuleType
 
 from oxrl.entry_points import own_offers
@@ -77,49 +74,6 @@ CLASSES = (
 )
 
 
-@dataclass(frozen=True)
-class Namespace:
-    """Names of one module or class that must go on meaning what they meant."""
-
-    owner: str
-    names: tuple[str, ...]
-    held: Named
-    values: tuple[object, ...]
-    # All of `names` of a mapping at once: this runs after every sample.
-    pick: Callable[[Named], tuple[object, ...]]
-
-    def changed(self) -> str:
-        """The first name that means something else now; empty if none does."""
-        try:
-            # Equal objects are the same object here: a tuple looks at identity first.
-            if self.pick(self.held) == self.values:
-                return ""
-        except KeyError as missing:
-            return f"{self.owner}.{missing.args[0]}"
-        for name, value in zip(self.names, self.values, strict=True):
-            if self.held.get(name) is not value:
-                return f"{self.owner}.{name}"
-        return ""
-
-
-def namespace(owner: str, held: Named) -> Namespace | None:
-    """Note a module's or a class's names to be watched; None where there are too few.
-
-    Args:
-        owner: name of the module or class, for messages.
-        held: its names and what they stand for, as `vars` gives them; looked up again at every
-            check.
-
-    Returns:
-        What every callable in it is now.
-    """
-    names = tuple(name for name, value in list(held.items()) if callable(value))
-    if len(names) < 2:  # itemgetter of one name returns no tuple
-        return None
-    pick = itemgetter(*names)
-    return Namespace(owner, names, held, pick(held), pick)
-
-
 class Watch:
     """The things that scores are computed with in this process, as they are when this is made.
 
@@ -130,16 +84,21 @@ class Watch:
     def __init__(self, reward: ModuleType | None) -> None:
         beside = {place.partition(".")[0] for place in own_offers(REWARD.group).values()}
         ours = [name for name in sys.modules if name.partition(".")[0] in beside]
-        loaded = {name: sys.modules[name] for name in (*WATCHED, *ours) if name in sys.modules}
-        found = [namespace(name, vars(module)) for name, module in loaded.items()]
+        self._loaded = {
+            name: sys.modules[name] for name in (*WATCHED, *ours) if name in sys.modules
+        }
+        # Name of a module or class -> its names and what they stand for, now and at every check.
+        held: dict[str, Named] = {name: vars(module) for name, module in self._loaded.items()}
         if reward is not None:
-            found.append(namespace("the reward's own file", vars(reward)))
+            held["the reward's own file"] = vars(reward)
         for module, name in CLASSES:
-            if module in loaded:
-                owner = getattr(loaded[module], name)
-                found.append(namespace(f"{module}.{name}", vars(owner)))
-        self._namespaces = [item for item in found if item is not None]
-        self._loaded = loaded
+            if module in self._loaded:
+                held[f"{module}.{name}"] = vars(getattr(self._loaded[module], name))
+        self._held = held
+        self._before: dict[str, Named] = {}
+        for owner, names in held.items():
+            functions = {name: value for name, value in list(names.items()) if callable(value)}
+            self._before[owner] = functions
         self._settings = self._settings_now()
 
     def changed(self) -> str:
@@ -147,10 +106,14 @@ class Watch:
         for name, module in self._loaded.items():
             if sys.modules.get(name) is not module:
                 return f"sys.modules[{name!r}]"
-        for item in self._namespaces:
-            name = item.changed()
-            if name:
-                return name
+        for owner, before in self._before.items():
+            held = self._held[owner]
+            # All at once, by identity first: this runs after every sample.
+            if before.items() <= held.items():
+                continue
+            for name, value in before.items():
+                if held.get(name) is not value:
+                    return f"{owner}.{name}"
         now = self._settings_now()
         different = [name for name, value in now.items() if value != self._settings[name]]
         return different[0] if different else ""

@@ -30,7 +30,7 @@ from oxrl.errors import ConfigError, EngineError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import adapter_off
-from oxrl.rewards.reward_model import scorer
+from oxrl.rewards.reward_model import RewardModel
 from oxrl.rollouts.sync import SyncRollouts
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock
@@ -377,7 +377,7 @@ def test_a_reward_model_with_an_adapter_scores_as_merged(
         Completion(segments=(segment,), text=text, finish_reason="stop") for text in ("17", "abc")
     ]
     adapted, merged = (
-        [score.value for score in scorer(folder, {})(prompt, answers)]
+        [score.value for score in RewardModel(folder)(prompt, answers)]
         for folder in (newest(cfg), tmp_path / "merged")
     )
     assert adapted == pytest.approx(merged, abs=1e-5)

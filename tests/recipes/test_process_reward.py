@@ -23,7 +23,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.load import load_critic, load_tokenizer
-from oxrl.rewards.reward_model import scorer
+from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Segment
 
 QUESTION = ({"role": "user", "content": "count"},)
@@ -93,7 +93,7 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(
     assert load_critic(str(folder)).kind == "process"
     held_out = (tmp_path / "held_out_steps.jsonl").read_text().splitlines()
     rows = [json.loads(row) for row in held_out]
-    scores = scorer(folder, {"steps": "sum"})(
+    scores = RewardModel(folder, steps="sum")(
         PROMPT, [completion("\n".join(row["completions"])) for row in rows]
     )
     found: dict[bool, list[float]] = {True: [], False: []}
@@ -115,7 +115,7 @@ def test_a_solution_is_as_good_as_its_worst_step_or_their_mean_or_their_sum(
     folder = max((cfg.run.directory / "checkpoints").glob("step_*"))
     replies = ["12\nabc \n\n6", "12\nabc \n\nabc", ""]
     scores = {
-        rule: scorer(folder, {"steps": rule})(PROMPT, [completion(reply) for reply in replies])
+        rule: RewardModel(folder, steps=rule)(PROMPT, [completion(reply) for reply in replies])
         for rule in ("worst", "mean", "sum")
     }
     chances = dict(scores["sum"][0].steps)

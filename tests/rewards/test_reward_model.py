@@ -5,6 +5,7 @@ process too.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.rewards.model_pool import ModelPool
+from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt
@@ -79,8 +81,8 @@ def test_the_config_takes_a_folder_of_a_reward_model_and_no_other(
 
 
 def beside(folder: Path, *, budget: int = 4096, timeout_s: float = 60.0) -> ModelPool:
-    device = torch.device("cpu")
-    return ModelPool(str(folder), device=device, budget=budget, timeout_s=timeout_s, field="reward")
+    build = partial(RewardModel, folder, budget=budget)
+    return ModelPool(str(folder), build, timeout_s=timeout_s, field="reward")
 
 
 def made(folder: Path, kind: str) -> Path:
