@@ -13,9 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, SupportsFloat, cast
+from typing import Any, SupportsFloat
 
-from oxrl.types import Named
 from oxrl.usercode.environments import Message, Step
 
 Part = Mapping[str, Any]
@@ -41,31 +40,28 @@ def as_messages(value: object, what: str) -> list[Message]:
     Raises:
         ValueError: it is none; says what `what` has to give.
     """
-    if isinstance(value, str):
-        value = {"role": "user", "content": value}
     if value is None:
         return []
+    if isinstance(value, str):
+        value = {"role": "user", "content": value}
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, Sequence):
         raise ValueError(f"{what} gave {type(value).__name__}, need a text or a list of messages")
-    messages: list[Message] = []
-    for item in cast(Sequence[object], value):
-        messages.append(_as_message(item, what))
-    return messages
+    return [_as_message(item, what) for item in value]
 
 
 def _as_message(item: object, what: str) -> Message:
     if not isinstance(item, Mapping):
         raise ValueError(f"{what} gave a message of type {type(item).__name__}, need a mapping")
-    fields = dict(cast(Named, item))
+    fields = dict(item)
     if fields.get("role") not in ROLES:
         known = ", ".join(ROLES)
         raise ValueError(f"{what} gave a message of role {fields.get('role')!r}, need {known}")
     content = fields.get("content")
     said = content
     if isinstance(content, list | tuple):
-        parts = as_parts(cast(Sequence[object], content), what)
+        parts = as_parts(content, what)
         fields["content"] = parts
         said = "".join(part.get("text", "") for part in parts)
     if not isinstance(said, str):
@@ -90,7 +86,7 @@ def as_step(value: object) -> Step:
         ValueError: it is no Step.
     """
     if isinstance(value, Mapping):
-        fields = dict(cast(Named, value))
+        fields = dict(value)
         unknown = [name for name in fields if name not in FIELDS]
         if unknown:
             raise ValueError(f"step gave {unknown[0]!r}, a Step has {', '.join(FIELDS)}")
@@ -98,20 +94,20 @@ def as_step(value: object) -> Step:
     if not all(hasattr(value, name) for name in REQUIRED):
         kind = type(value).__name__
         raise ValueError(f"step gave {kind}, need a Step: {', '.join(FIELDS)}")
-    step = cast(Step, value)
+    step: Any = value
     messages = as_messages(step.messages, "step")
-    after: object = getattr(step, "after", None)
+    after = getattr(step, "after", None)
     if after is not None and (not isinstance(after, int) or after < -1):
         raise ValueError(f"step gave after={after!r}, need the number of a turn, or -1")
     if after != -1 and any(message["role"] == "assistant" for message in messages):
         raise ValueError("step gave a message of the assistant, which only the policy writes")
-    given: object = step.reward
+    given = step.reward
     if not isinstance(given, SupportsFloat):
         raise ValueError(f"step gave the reward {given!r}, need a number")
     reward = float(given)
     if not math.isfinite(reward):
         raise ValueError(f"step gave the reward {reward}, need a finite number")
-    success: object = getattr(step, "success", None)
+    success = getattr(step, "success", None)
     return Step(
         messages,
         reward,
@@ -124,12 +120,10 @@ def as_step(value: object) -> Step:
     )
 
 
-def _executed(step: Step) -> int | None:
+def _executed(step: Any) -> int | None:
     """Return the number of actions of a turn that were done; None: all."""
-    executed: object = getattr(step, "executed", None)
-    if executed is None:
-        return None
-    if not isinstance(executed, int) or executed < 1:
+    executed = getattr(step, "executed", None)
+    if executed is not None and (not isinstance(executed, int) or executed < 1):
         raise ValueError(f"step gave executed={executed!r}, need how many actions were done")
     return executed
 
@@ -151,12 +145,11 @@ def as_parts(content: Sequence[object], what: str) -> list[Part]:
     for item in content:
         if not isinstance(item, Mapping):
             raise ValueError(f"{what} gave a part of type {type(item).__name__}, need a mapping")
-        part = cast(Part, item)
-        kind = part.get("type")
+        kind = item.get("type")
         if kind == "image":
-            parts.append(_as_image(part, what))
-        elif kind == "text" and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
+            parts.append(_as_image(item, what))
+        elif kind == "text" and isinstance(item.get("text"), str):
+            parts.append({"type": "text", "text": item["text"]})
         else:
             raise ValueError(
                 f"{what} gave a part of type {kind!r}, need "

@@ -13,6 +13,7 @@ from oxrl.runs.os_errors import fault_of
 from oxrl.tables.user_code import Kind
 from oxrl.usercode.given import given, is_given, packed, unpacked
 from oxrl.usercode.locate import locate
+from oxrl.usercode.messages import Json
 from oxrl.usercode.user_code import raised_as, run_module
 
 
@@ -47,8 +48,8 @@ class UserCode(NamedTuple):
             name = getattr(function, "__name__", "it")
             raise self.problem(f"{name} raised {raised_as(error, self.file)}") from error
 
-    def message(self) -> Any:
-        """Return the message from which `made_again` makes the same in another process.
+    def __reduce__(self) -> tuple[Callable[..., UserCode], tuple[Any, ...]]:
+        """Return what `pickle` makes the same of in another process; the module stays here.
 
         Raises:
             OxrlError: it cannot be sent there.
@@ -59,12 +60,10 @@ class UserCode(NamedTuple):
                 "it holds something that cannot be sent to another process, and training ranks "
                 "are other processes: set train.backend to local, or leave that out"
             )
-        return (self.kind, self.name, data, self.file)
+        return _made_again, (self.kind, self.name, data, self.file)
 
 
-def made_again(message: Any) -> UserCode:
-    """In another process: what `UserCode.message` was made of."""
-    kind, name, data, file = message
+def _made_again(kind: Kind, name: str, data: Json, file: Path | None) -> UserCode:
     return UserCode(kind, name, unpacked(data), file)
 
 

@@ -32,23 +32,20 @@ def gate_signature(loss: str) -> Signature | None:
     """
     place = place_of(GATE, loss)
     if is_given(loss):
-        return _signature_of_object(given(loss, GATE.noun))
+        value = given(loss, GATE.noun)
+        if inspect.isclass(value):
+            raise ValueError(f"{value.__name__} is a class, not a function: {WANTED}")
+        if not callable(value):
+            raise ValueError(f"{type(value).__name__} is not a function: {WANTED}")
+        try:
+            return signature_of(value)
+        except (TypeError, ValueError):  # compiled, or without a signature that makes sense
+            return None
     if place.file is None:
         return None
     tree = ast.parse(place.file.read_bytes(), filename=str(place.file))
     found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     return signature_in(found[place.name]) if place.name in found else None
-
-
-def _signature_of_object(value: object) -> Signature | None:
-    if inspect.isclass(value):
-        raise ValueError(f"{value.__name__} is a class, not a function: {WANTED}")
-    if not callable(value):
-        raise ValueError(f"{type(value).__name__} is not a function: {WANTED}")
-    try:
-        return signature_of(value)
-    except (TypeError, ValueError):  # compiled, or without a signature that makes sense
-        return None
 
 
 def why_no_gate(taken: Signature) -> str:

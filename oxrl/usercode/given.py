@@ -91,15 +91,15 @@ def packed(value: object) -> Json | None:
     import cloudpickle  # a tenth of a second, which only this costs
 
     module = sys.modules.get(getattr(value, "__module__", None) or "")
-    apart = module is not None and not _importable(module)
+    apart = None if module is None or _importable(module) else module
     try:
-        if module is not None and apart:
-            cloudpickle.register_pickle_by_value(module)
+        if apart is not None:
+            cloudpickle.register_pickle_by_value(apart)
         try:
             data = cloudpickle.dumps(value)
         finally:
-            if module is not None and apart:
-                cloudpickle.unregister_pickle_by_value(module)
+            if apart is not None:
+                cloudpickle.unregister_pickle_by_value(apart)
     except Exception:  # noqa: BLE001 - whatever the user's objects raise, they stay here
         return None
     if len(data) > MOST_SENT:

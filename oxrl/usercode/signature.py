@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -41,7 +41,7 @@ class Signature:
         """
         return any(_plain(own) == name for own in self.names)
 
-    def needs_beside(self, names: Iterable[str]) -> Names:
+    def needs_beside(self, names: Names) -> Names:
         """List the parameters that a caller would have to pass beside those that it can.
 
         Args:
@@ -50,9 +50,8 @@ class Signature:
         Returns:
             Parameters without a default that are none of `names`, in the order of the function.
         """
-        known = set(names)
         needed = [_plain(name) for name in self.names if name in self.needed]
-        return tuple(name for name in needed if name not in known)
+        return tuple(name for name in needed if name not in names)
 
     def taken_of(self, values: Objects) -> Values:
         """Choose the values that the function takes, by the names that it has for them.

@@ -112,15 +112,11 @@ def _imported(file: Path, folder: Path) -> Iterator[Names]:
                 origin = (*start, *(module.split(".") if module else ()))
                 yield origin
                 yield from ((*origin, alias.name) for alias in names)
-            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if _is_importer(node.func):
-                yield tuple(name.split("."))
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                if ast.unparse(function).rpartition(".")[2] in IMPORTERS:
+                    yield tuple(name.split("."))
             case _:
                 pass
-
-
-def _is_importer(function: ast.expr) -> bool:
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in IMPORTERS
 
 
 def _files_of(module: Names, folder: Path) -> Iterator[Path]:

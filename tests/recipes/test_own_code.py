@@ -426,7 +426,7 @@ def test_objects_and_partials_are_sent_to_training_ranks() -> None:
 
     for value, coeff in ((Counted, 0.5), (partial(Counted, coeff=0.25), 0.25)):
         sent = pickle.loads(pickle.dumps(made(value)))
-        assert sent.message()[0] == "python:Counted"
+        assert sent._name == "python:Counted"
         assert sent._code.value.coeff == coeff
     with pytest.raises(ConfigError, match=r"train\.features=python:Locked.*cannot be sent"):
         pickle.dumps(made(Locked))

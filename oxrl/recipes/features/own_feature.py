@@ -6,6 +6,7 @@ user's raises or returns wrongly is told in words, with its file and line.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from oxrl.recipes.session import RolloutProgress
 from oxrl.tables.numbers import Value
 from oxrl.tables.user_code import FEATURE
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
-from oxrl.usercode.find import UserCode, find, made_again
+from oxrl.usercode.find import UserCode, find
 
 WANTED = (
     "a feature is a class with oxrl.recipes.features.base.Feature as its base that overrides some "
@@ -104,7 +105,7 @@ def own_features(
     for name, numbers in named.items():
         feature = OwnFeature(name, given, numbers)
         if sent:
-            feature.message()
+            pickle.dumps(feature)
         features.append(feature)
     return features
 
@@ -195,16 +196,11 @@ class OwnFeature(Feature):
             raise self._code.problem(f"{hook} gave {type(found).__name__}, has to give {wanted}")
         return found
 
-    def message(self) -> Any:
-        """Return the message from which another process makes the same; see UserCode."""
-        return (self._name, self._code.message())
-
     def __getstate__(self) -> Any:
-        return self.message()
+        return (self._name, self._code)
 
     def __setstate__(self, state: Any) -> None:
-        self._name, message = state
-        self._code = made_again(message)
+        self._name, self._code = state
         self._take_settings()
 
 
