@@ -68,7 +68,13 @@ class GgufModel:
             DataError: the file is damaged, incomplete, or says something that would get lost.
             MissingExtraError: the package gguf is not installed.
         """
-        _require_gguf()
+        try:
+            import_module("gguf")
+        except ImportError as error:
+            need = "pip install gguf, or oxrl's extra smollm"
+            raise MissingExtraError(
+                f"reading a GGUF file needs the package gguf: {need}"
+            ) from error
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise DataError(f"--out {out} is a file or holds some: name a new folder")
         with _named(source):
@@ -101,15 +107,6 @@ class GgufModel:
         tokenizer.save_pretrained(scratch / "model")
         _keep_vocabulary(scratch / "model/tokenizer.json", metadata)
         return model
-
-
-def _require_gguf() -> None:
-    try:
-        import_module("gguf")
-    except ImportError as error:
-        raise MissingExtraError(
-            "reading a GGUF file needs the package gguf: pip install gguf, or oxrl's extra smollm"
-        ) from error
 
 
 @contextmanager

@@ -19,12 +19,7 @@ from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed
 from oxrl_datasets.generated import Arithmetic, Files, Made, ReasoningGym
-from oxrl_datasets.published import (
-    CONVERTERS,
-    FOLDER,
-    Converted,
-    checked,
-)
+from oxrl_datasets.published import CONVERTERS, FOLDER, checked
 from oxrl_datasets.split import split_rows
 from oxrl_datasets.visual import VisualQuestions
 
@@ -310,7 +305,7 @@ def _converted(
     name: str,
     stem: str,
     records: Iterable[Record],
-    converter: Callable[[Fields], Converted],
+    converter: Callable[[Fields], Rows],
     rejects: Rows,
 ) -> Rows:
     """The rows made of raw records, with uid and source; adds what was rejected, and why."""

@@ -20,7 +20,6 @@ from oxrl.data.rows import Fields, Json, Rows, field_at
 from oxrl.types import Texts
 from oxrl_graders.relations import closing_bracket
 
-Converted = Rows
 _FINAL_NUMBER = (
     'Think step by step, then write the final number alone on the last line as "#### N".'
 )
@@ -28,9 +27,7 @@ _FINAL_LETTER = 'Think step by step, then write the letter as "#### X" on the la
 _WHOLE_FUNCTION = "Complete this Python function. Answer with the whole function."
 
 
-def gsm8k(
-    fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool = False
-) -> Converted:
+def gsm8k(fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool = False) -> Rows:
     """A word problem, its bare number and its solution.
 
     Args:
@@ -58,7 +55,7 @@ def gsm8k(
     return [{"prompt": prompt, "answer": gold, "completion": f"{solution.strip()}\n#### {gold}"}]
 
 
-def math(fields: Fields) -> Converted:
+def math(fields: Fields) -> Rows:
     """MATH and its like: `problem`, and a `solution` whose last box is the answer.
 
     Args:
@@ -79,7 +76,7 @@ def math(fields: Fields) -> Converted:
     return [{"prompt": fields["problem"], "answer": rest[:end], "completion": solution, **kept}]
 
 
-def svamp(fields: Fields) -> Converted:
+def svamp(fields: Fields) -> Rows:
     """The story and its question in one prompt; the answer as a plain number.
 
     Args:
@@ -94,7 +91,7 @@ def svamp(fields: Fields) -> Converted:
     return [{"prompt": prompt, "answer": f"{fields['Answer']:g}", "uid": fields["ID"]}]
 
 
-def aqua(fields: Fields) -> Converted:
+def aqua(fields: Fields) -> Rows:
     """Multiple choice: the letter is the answer.
 
     Args:
@@ -116,7 +113,7 @@ def aqua(fields: Fields) -> Converted:
     return [{"prompt": prompt, "answer": right, "completion": completion}]
 
 
-def humaneval(fields: Fields) -> Converted:
+def humaneval(fields: Fields) -> Rows:
     """A function to complete; the answer is its tests.
 
     Args:
@@ -136,7 +133,7 @@ def humaneval(fields: Fields) -> Converted:
     ]
 
 
-def mbpp(fields: Fields) -> Converted:
+def mbpp(fields: Fields) -> Rows:
     """A function to write from one sentence and its first test; the answer is all tests.
 
     Args:
@@ -157,7 +154,7 @@ def mbpp(fields: Fields) -> Converted:
     ]
 
 
-def bbh(fields: Fields) -> Converted:
+def bbh(fields: Fields) -> Rows:
     """A task of BIG-Bench Hard; the authors' canary stays in every row.
 
     Args:
@@ -176,7 +173,7 @@ def bbh(fields: Fields) -> Converted:
     ]
 
 
-def ifeval(fields: Fields) -> Converted:
+def ifeval(fields: Fields) -> Rows:
     """The answer is what a checker reads: instruction ids and their arguments.
 
     Args:
@@ -189,7 +186,7 @@ def ifeval(fields: Fields) -> Converted:
     return [{"prompt": fields["prompt"], "answer": answer, "uid": f"ifeval/{fields['key']}"}]
 
 
-def pandalm(fields: Fields) -> Converted:
+def pandalm(fields: Fields) -> Rows:
     """The reply that more annotators preferred; `margin` is by how many votes, of three.
 
     Args:
@@ -212,7 +209,7 @@ def pandalm(fields: Fields) -> Converted:
     return [{"prompt": _instruction(fields), **pair, "margin": margin}]
 
 
-def ranked(fields: Fields) -> Converted:
+def ranked(fields: Fields) -> Rows:
     """`output` lists replies, best first: every pair of them; `history` holds the turns before.
 
     Args:
@@ -226,7 +223,7 @@ def ranked(fields: Fields) -> Converted:
     return [{"prompt": prompt, "chosen": better, "rejected": worse} for better, worse in pairs]
 
 
-def instructions(fields: Fields) -> Converted:
+def instructions(fields: Fields) -> Rows:
     """instruction, input, output, history: one conversation to learn.
 
     Args:
@@ -244,7 +241,7 @@ def instructions(fields: Fields) -> Converted:
     return [{"messages": _messages([*(fields.get("history") or ()), turn])}]
 
 
-def oasst_pairs(fields: Fields) -> Converted:
+def oasst_pairs(fields: Fields) -> Rows:
     """Every two ranked replies to the same message, after everything said before; 0 is best.
 
     Args:
@@ -256,7 +253,7 @@ def oasst_pairs(fields: Fields) -> Converted:
     Raises:
         ValueError: no two replies to one message are ranked.
     """
-    rows: Converted = []
+    rows: Rows = []
     for path, node in _walk(fields["prompt"], []):
         replies = [reply for reply in _replies(node) if reply.get("rank") is not None]
         for better, worse in combinations(sorted(replies, key=_rank), 2):
@@ -267,7 +264,7 @@ def oasst_pairs(fields: Fields) -> Converted:
     return rows
 
 
-def oasst_chats(fields: Fields) -> Converted:
+def oasst_chats(fields: Fields) -> Rows:
     """Every way to a last reply of the assistant, along replies that are ranked best.
 
     Args:
@@ -290,7 +287,7 @@ def oasst_chats(fields: Fields) -> Converted:
 
 def prompt_response(
     fields: Fields, *, prompt: str = "prompt", response: str = "completion"
-) -> Converted:
+) -> Rows:
     """Any prompt and response columns, by their names.
 
     Args:
@@ -305,7 +302,7 @@ def prompt_response(
 
 def prompt_answer(
     fields: Fields, *, prompt: str = "prompt", answer: str = "answer", completion: str = ""
-) -> Converted:
+) -> Rows:
     """Any prompt and answer columns, by their names ("a.b": field b inside of a), for rewards.
 
     Args:
@@ -331,7 +328,7 @@ def prompt_answer(
 
 def preference(
     fields: Fields, *, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected"
-) -> Converted:
+) -> Rows:
     """Any preference columns, by their names.
 
     Args:
@@ -347,7 +344,7 @@ def preference(
     return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
 
 
-def nlvr(fields: Fields) -> Converted:
+def nlvr(fields: Fields) -> Rows:
     """NLVR: is the sentence true of the drawing? Drawings are put on white where they let through.
 
     A row holds its drawing, or stands beside a folder `images` with `dev-<identifier>-0.png`.
@@ -391,7 +388,7 @@ def _on_white(content: bytes) -> str:
 # Field with the folder of the raw file, beside which images may lie.
 FOLDER = " folder"
 # What else a converter takes are its own options, whose types `prepare` reads from its signature.
-CONVERTERS: dict[str, Callable[..., Converted]] = {
+CONVERTERS: dict[str, Callable[..., Rows]] = {
     "gsm8k": gsm8k,
     "math": math,
     "svamp": svamp,

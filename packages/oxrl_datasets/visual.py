@@ -103,11 +103,8 @@ class VisualQuestions:
         files = {split: _rows(split, drawn, drawn, drawn) for split, drawn in asked.items()}
         drawn = asked["eval"]
         turned = [*drawn[1:], drawn[0]]
-        for name, shown, questions in (
-            ("eval_other_images", turned, drawn),
-            ("eval_other_questions", drawn, turned),
-        ):
-            files[name] = _rows(name, drawn, shown, questions)
+        files["eval_other_images"] = _rows("eval_other_images", drawn, turned, drawn)
+        files["eval_other_questions"] = _rows("eval_other_questions", drawn, drawn, turned)
         # One of a drawing's colours, chosen blindly, is the one asked for, or is so by chance.
         known = 1 / self.cells + (1 - 1 / self.cells) / len(COLORS)
         return files, {"guess": 1 / len(COLORS), "colors_known": known}

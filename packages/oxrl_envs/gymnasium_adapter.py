@@ -122,7 +122,8 @@ class GymnasiumEnvironment:
         """
         action = text.strip() if self._free else self._chosen(text)
         if action is None or not self._made.action_space.contains(action):
-            problem = f"There is no action in that. Answer with one of: {self._listed()}"
+            listed = "a text that it allows" if self._free else ", ".join(self._choices())
+            problem = f"There is no action in that. Answer with one of: {listed}"
             reason = "parse_error" if self._ends else "no action"
             return Step(problem, self._no_action_reward, terminated=self._ends, reason=reason)
         observation, reward, terminated, truncated, _ = self._made.step(action)
@@ -146,9 +147,6 @@ class GymnasiumEnvironment:
 
     def _choices(self) -> Sequence[str]:
         return self._names or list(map(str, self._numbers))
-
-    def _listed(self) -> str:
-        return "a text that it allows" if self._free else ", ".join(self._choices())
 
     def _chosen(self, text: str) -> int | None:
         """The last action that a text names."""

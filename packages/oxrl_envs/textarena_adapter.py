@@ -12,7 +12,7 @@ Source: TextArena's `core.Env`: reset, get_observation, step and close.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from oxrl.environments import Message, Step
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
@@ -54,7 +54,12 @@ class TextArenaEnvironment:
             raise ValueError(
                 f"a game of {players} players needs environment.options.opponent: path.py:function"
             )
-        self._opponent = _function(opponent) if opponent else None
+        self._opponent: Callable[[str], object] | None = None
+        try:
+            if opponent:
+                self._opponent = load_function(opponent, "opponent")
+        except ValueError as error:
+            raise ValueError(f"environment.options.opponent={opponent}: {error}") from error
         try:
             self._game = _unwrapped(library, library.make(id, **dict(settings or {})))
         except (ValueError, TypeError, LookupError, ImportError) as error:
@@ -105,7 +110,7 @@ class TextArenaEnvironment:
             return Step(self._heard())
         rewards, infos = self._game.close()
         reward = float((rewards or {}).get(self._player, 0.0))
-        info = cast(Named, infos.get(self._player, {}))
+        info = infos.get(self._player, {})
         why = str(info.get("reason") or told.get("reason") or "")
         if info.get("invalid_move"):
             why = f"invalid move. {why}".strip()
@@ -131,13 +136,6 @@ class TextArenaEnvironment:
         player, observations = self._game.get_observation()
         texts = [text for sender, text, _ in observations if sender != player]
         return capped("\n".join(texts), MOST_OBSERVATION)
-
-
-def _function(place: str) -> Callable[[str], object]:
-    try:
-        return load_function(place, "opponent")
-    except ValueError as error:
-        raise ValueError(f"environment.options.opponent={place}: {error}") from error
 
 
 def _unwrapped(library: Any, game: Any) -> Any:

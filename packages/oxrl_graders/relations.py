@@ -145,18 +145,14 @@ def compare(gold: str, answer: str) -> bool | None:
     """
     shapes = {_shape(gold), _shape(answer)}
     if shapes & {"relation", "interval"}:
-        return _same_meaning(gold, answer)
+        if spelling(gold) == spelling(answer):
+            return True
+        meant = _read(cleaned(gold))
+        said = _read(cleaned(answer))
+        return meant is not None and said is not None and meant.agrees(said)
     if shapes in ({"tuple", "set"}, {"tuple", "list"}, {"single", "list"}):
         return False
     return None
-
-
-def _same_meaning(gold: str, answer: str) -> bool:
-    if spelling(gold) == spelling(answer):
-        return True
-    meant = _read(cleaned(gold))
-    said = _read(cleaned(answer))
-    return meant is not None and said is not None and meant.agrees(said)
 
 
 @remembered

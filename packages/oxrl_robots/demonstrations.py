@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.contexts import system_part
@@ -167,7 +167,7 @@ class Demonstrations:
             steps.append(Seen(read, action, step.reward, state))
             if step.terminated or step.truncated or len(steps) >= self.most_steps:
                 return Demonstration(seed, steps, step)
-            answer = cast(Sequence[Message], step.messages)
+            answer: Json = step.messages
             read = [*system_part(opening), *answer] if self.rows == "turns" else answer
 
     def _ready(self, used: Json) -> Json:

@@ -20,13 +20,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
 
 from oxrl.data.actions import object_in
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject
 from oxrl.errors import DataError
 from oxrl.runs.files import write_atomically
-from oxrl.types import Objects
 
 VERSION = "v2.1"
 READ = ("v2.0", "v2.1", "v3.0")
@@ -130,7 +128,7 @@ def write_episodes(
     write_atomically(meta / "info.json", json.dumps(info, indent=2) + "\n")
     stats = {"action": statistics([frame.action for frame in frames])}
     if frames[0].state is not None:
-        states = [cast(Sequence[float], frame.state) for frame in frames]
+        states: list[Json] = [frame.state for frame in frames]
         stats["observation.state"] = statistics(states)
     write_atomically(meta / "stats.json", json.dumps(stats, indent=2) + "\n")
 
@@ -160,12 +158,14 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
             f"{directory}: {', '.join(videos)} are videos, which are not decoded here; write the "
             "dataset with images (LeRobot: use_videos=False)"
         )
-    known = _Known(features, _tasks(directory), _seeds(directory))
+    cameras = [name for name in features if name.startswith((IMAGES, OF_ALL))]
+    tasks = _tasks(directory)
+    seeds = _seeds(directory)
     paths = sorted((directory / "data").glob("chunk-*/*.parquet"))
     if not paths:
         raise DataError(f"{directory} has no data/chunk-*/*.parquet")
     for path in paths:
-        yield from _episodes_of(path, known)
+        yield from _episodes_of(path, cameras, tasks, seeds)
 
 
 def statistics(rows: Sequence[Sequence[float]]) -> JsonObject:
@@ -252,15 +252,9 @@ def _feature(kind: str, shape: list[int], names: list[str] | None = None) -> Jso
     return {"dtype": kind, "shape": shape, "names": names}
 
 
-class _Known(NamedTuple):
-    """The content of meta/: features, texts of tasks, and the seeds of episodes that have one."""
-
-    features: Fields
-    tasks: Mapping[int, str]
-    seeds: Mapping[int, int]
-
-
-def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
+def _episodes_of(
+    path: Path, cameras: Sequence[str], tasks: Mapping[int, str], seeds: Mapping[int, int]
+) -> Iterator[RobotEpisode]:
     """The episodes of one file, of which version 3 puts several into one."""
     import pyarrow.lib
     import pyarrow.parquet as pq
@@ -269,7 +263,6 @@ def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
         rows: list[JsonObject] = pq.read_table(path).to_pylist()
     except (pyarrow.lib.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    cameras = [name for name in known.features if name.startswith((IMAGES, OF_ALL))]
     by_episode: dict[int, list[JsonObject]] = {}
     for number, row in enumerate(rows):
         if "action" not in row or "episode_index" not in row:
@@ -277,10 +270,9 @@ def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
         by_episode.setdefault(int(row["episode_index"]), []).append(row)
     for number, found in by_episode.items():
         frames = [_frame(row, cameras, path) for row in found]
-        task = known.tasks.get(int(found[0].get("task_index", 0)), "")
+        task = tasks.get(int(found[0].get("task_index", 0)), "")
         success = bool(found[-1].get("next.success", False))
-        seed = known.seeds.get(number)
-        yield RobotEpisode(task=task, frames=frames, success=success, seed=seed)
+        yield RobotEpisode(task=task, frames=frames, success=success, seed=seeds.get(number))
 
 
 def _frame(row: Fields, cameras: Sequence[str], path: Path) -> Frame:
@@ -316,7 +308,7 @@ def _info(directory: Path) -> Fields:
     features = info.get("features", {})
     if not isinstance(features, dict):
         raise DataError(f"{path}: features are {type(features).__name__}, need an object")
-    for name, feature in cast(Objects, features).items():
+    for name, feature in features.items():
         if not isinstance(feature, dict):
             raise DataError(f"{path}: feature {name} is {feature!r:.60}, need an object")
     return info

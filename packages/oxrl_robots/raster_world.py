@@ -35,7 +35,6 @@ MOVES = {"up": (-1.0, 0.0), "down": (1.0, 0.0), "left": (0.0, -1.0), "right": (0
 Pixels = NDArray[np.uint8]
 ENDS = [(MIDDLE + 2 * down, MIDDLE + 2 * right) for down, right in MOVES.values()]
 CONTROLS = ("steps", "velocity")
-SPLITS = ("train", "held_out")
 
 
 class Layout(NamedTuple):
@@ -51,7 +50,7 @@ def _layouts() -> dict[str, list[Layout]]:
     found = [Layout(order, goal) for order in orders for goal in range(len(MOVES))]
     random.Random(0).shuffle(found)
     held_out = len(found) // 4
-    return {"held_out": found[:held_out], "train": found[held_out:]}
+    return {"train": found[held_out:], "held_out": found[:held_out]}
 
 
 LAYOUTS = _layouts()
@@ -153,8 +152,8 @@ class RasterEnvironment:
             ValueError: the column `split` holds something else.
         """
         split = str(prompt.metadata.get("split", "train"))
-        if split not in SPLITS:
-            raise ValueError(f"the column split is {split!r}, need {' or '.join(SPLITS)}")
+        if split not in LAYOUTS:
+            raise ValueError(f"the column split is {split!r}, need {' or '.join(LAYOUTS)}")
         chosen = random.Random(seed_of(prompt, seed)).choice(LAYOUTS[split])
         self.restore({"layout": chosen, "place": (MIDDLE, MIDDLE), "steps": 0})
         return [self._said()]

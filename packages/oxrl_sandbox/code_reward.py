@@ -79,12 +79,8 @@ def code_reward(
         raise RewardDefinitionError(
             f"code needs sandbox= one of {', '.join(LEVELS)}, got {sandbox!r}{hint}"
         )
-    return judged(
-        sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url),
-        response,
-        answer,
-        partial=partial,
-    )
+    limits = {"program_s": program_s, "program_mb": program_mb}
+    return score_code(response, answer, partial=partial, sandbox=sandbox, url=url, **limits)
 
 
 def judged(

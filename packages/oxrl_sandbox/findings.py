@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
 from typing import Literal
@@ -48,16 +47,6 @@ class Finding:
     starved: bool = False
     output: str = ""
     waited_s: float = 0.0
-
-
-def framed(message: Json) -> bytes:
-    """A message as it is sent to a unit: four bytes with its length, big-endian, then JSON.
-
-    Args:
-        message: a mapping.
-    """
-    text = json.dumps(message).encode()
-    return len(text).to_bytes(4, "big") + text
 
 
 def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Finding:

@@ -21,7 +21,8 @@ import urllib.request
 from typing import Any
 
 from oxrl_sandbox import bundle
-from oxrl_sandbox.findings import Finding, Job, Json, SandboxError, finding, framed
+from oxrl_sandbox.findings import Finding, Job, Json, SandboxError, finding
+from oxrl_sandbox.inside import plain
 from oxrl_sandbox.inside.confine import Limits
 
 # Seconds more than the program's limits that the service gets, and then the connection.
@@ -67,9 +68,6 @@ class RemoteSandbox:
         if found.reason or found.bad:
             raise SandboxError(f"{self.url} judges a right program wrong: {found}")
 
-    def close(self) -> None:
-        """Do nothing: no connection stays open."""
-
     def judge(self, job: Job, *, alone: bool = False) -> Finding:
         """Have a program judged by the service.
 
@@ -96,7 +94,7 @@ class RemoteSandbox:
         messages = (bundle.sources(), config, header, job.program, job.tests)
         word = secrets.token_hex(16)
         limit_s = self.limits.wall_s + MARGIN_S
-        data = base64.b64encode(b"".join(map(framed, messages))).decode()
+        data = base64.b64encode(b"".join(map(plain.frame, messages))).decode()
         request = {
             "language": "python",
             "code": RELAY.format(options=bundle.OPTIONS, boot=bundle.BOOT),
@@ -144,9 +142,9 @@ def _messages(said: bytes) -> list[Json]:
     """The whole messages at the start of what a unit said."""
     found: list[Json] = []
     while said:
-        end = 4 + int.from_bytes(said[:4], "big")
+        end = plain.LENGTH + int.from_bytes(said[: plain.LENGTH], "big")
         if len(said) < end:
             break
-        found.append(json.loads(said[4:end]))
+        found.append(json.loads(said[plain.LENGTH : end]))
         said = said[end:]
     return found

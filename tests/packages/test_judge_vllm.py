@@ -67,7 +67,7 @@ def test_vllm_takes_the_schema_and_is_asked_for_no_recorded_verdict_again(
     (first,) = judge.score([(PROMPT, MEMBERS)])
     # Random weights may go on with white space, which the schema allows, up to max_tokens.
     assert {score.status for score in first} <= {"ok", "invalid"}, first
-    assert judge._judge._endpoint is not None and judge._judge._endpoint.constrains
+    assert judge._endpoint is not None and judge._endpoint.constrains
     assert len((tmp_path / "judgements.jsonl").read_bytes().splitlines()) == 2
     counted = judge.counters()
     assert counted["system/judge/prompt_tokens"] > 0 < counted["system/judge/completion_tokens"]

@@ -640,8 +640,8 @@ def test_a_program_defines_what_it_names_wherever_that_stands() -> None:
 
 def test_the_grader_has_twice_the_processor_time_of_the_program() -> None:
     around = Confinement("/nowhere", Limits(cpu_s=1.5, memory_mb=64, disk_mb=8))
-    made = unit.Unit(around, -1, -1, {}, in_room=False)
-    tests = made._for_tests(around)  # pyright: ignore
+    made = unit.Unit(around, -1, -1, {"room": False})
+    tests = made._for_tests()  # pyright: ignore
     assert tests.limits == Limits(cpu_s=3.0, memory_mb=64, disk_mb=8)
     assert tests.folder == "/nowhere" and around.limits.cpu_s == 1.5
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from oxrl.runs.files import Json
 from oxrl.runs.waiting import LOOK_S, Patience
-from oxrl.types import Texts
+from oxrl.types import Metrics, Texts
 from oxrl_graders.judge.endpoint import Endpoint, JudgeError
 from oxrl_graders.judge.options import JudgeOptions
 from oxrl_graders.judge.questions import schema
@@ -41,21 +41,18 @@ class Judge:
         self._count_lock = threading.Lock()
         self._counts = {"questions": 0, "recorded": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
-    def start(self) -> Endpoint:
-        """Look for the key.
-
-        Returns:
-            What sends the requests.
+    def endpoint(self) -> Endpoint:
+        """Return what sends the requests.
 
         Raises:
-            RewardDefinitionError: it is not in the environment.
+            RewardDefinitionError: the key is not in the environment.
         """
         if self._endpoint is None:
             key = self.options.key()
             self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
         return self._endpoint
 
-    def unreachable(self, timeout_s: float) -> str:
+    def unreachable(self, timeout_s: float = 5.0) -> str:
         """Ask the endpoint whether it is there; nothing is paid for that.
 
         Args:
@@ -64,11 +61,11 @@ class Judge:
         Returns:
             Why nobody answers, in words; empty if somebody does.
         """
-        return self.start().look(timeout_s)
+        return self.endpoint().look(timeout_s)
 
-    def counters(self) -> dict[str, int]:
-        """Return the counts since the last call, and begin again: questions, those of them that
-        were recorded, requests, requests that were sent again, and tokens.
+    def counters(self) -> Metrics:
+        """`system/judge/<name>` since the last call: questions, those of them that were recorded,
+        requests, requests that were sent again, and tokens.
         """
         with self._count_lock:
             found = {**self._counts, "requests": 0, "retried": 0}
@@ -77,7 +74,7 @@ class Judge:
         if endpoint is not None:
             found |= {"requests": endpoint.requests, "retried": endpoint.retried}
             endpoint.requests = endpoint.retried = 0
-        return found
+        return {f"system/judge/{name}": float(number) for name, number in found.items()}
 
     def ask(self, asked: Sequence[Messages], patience: Patience) -> list[Outcome]:
         """Put questions to the judge; the same one twice is put once.
@@ -130,7 +127,7 @@ class Judge:
         The threads are daemons: one that hangs where nothing can be cut, in a look-up of a name
         say, keeps nobody from leaving.
         """
-        endpoint = self.start()
+        endpoint = self.endpoint()
         # Taken from by all threads at once.
         waiting = list(reversed(missing))
         done: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()

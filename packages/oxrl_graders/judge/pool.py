@@ -14,7 +14,7 @@ from typing import Any
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores
+from oxrl.types import Completions, Group, GroupScores, Named, Prompt, Score, Scores
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl_graders.formats import compiled, cosine_length_value
 from oxrl_graders.judge.asking import Judge, Messages, Outcome
@@ -55,7 +55,7 @@ class _Verdict:
     failure: Score | None = None
 
 
-class JudgePool:
+class JudgePool(Judge):
     """Scores groups of completions by a judge. Used as `RewardPool` is, without processes.
 
     Args:
@@ -69,6 +69,9 @@ class JudgePool:
         RewardDefinitionError: an option that cannot work.
     """
 
+    # It is waited for.
+    inline = False
+
     def __init__(
         self,
         options: Named,
@@ -81,22 +84,16 @@ class JudgePool:
         self.name = NAME
         self.field = field
         try:
-            self._options = JudgeOptions(**options)
+            judge = JudgeOptions(**options)
         except (TypeError, ValueError) as error:
             raise RewardDefinitionError(f"{field}.options: {NAME}: {error}") from None
         record = Judgements(None if directory is None else directory / FILE)
-        self._judge = Judge(self._options, record, requests=workers, timeout_s=timeout_s)
-        self._timeout_s = timeout_s
+        super().__init__(judge, record, requests=workers, timeout_s=timeout_s)
 
     @property
     def pools(self) -> Sequence[JudgePool]:
         """Itself: the one reward."""
         return [self]
-
-    @property
-    def inline(self) -> bool:
-        """It is waited for."""
-        return False
 
     def start(self, patience: Patience | None = None) -> None:
         """Look for the key. The judge itself is asked nothing: what is recorded needs none.
@@ -104,26 +101,10 @@ class JudgePool:
         Raises:
             RewardDefinitionError: the key is not in the environment.
         """
-        self._judge.start()
+        self.endpoint()
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Do nothing: a verdict costs money, and says nothing of the next one."""
-
-    def unreachable(self, timeout_s: float = 5.0) -> str:
-        """Ask the endpoint whether it is there; nothing is paid for that.
-
-        Args:
-            timeout_s: seconds to wait for an answer.
-
-        Returns:
-            Why nobody answers, in words; empty if somebody does.
-        """
-        return self._judge.unreachable(timeout_s)
-
-    def counters(self) -> Metrics:
-        """`system/judge/<name>` of what was asked since this was called last."""
-        counted = self._judge.counters()
-        return {f"system/judge/{name}": float(number) for name, number in counted.items()}
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; a failure of the judge never raises.
@@ -141,7 +122,7 @@ class JudgePool:
         messages: list[Messages] = []
         for questions in asked:
             messages += [one.messages for one in questions if one.messages is not None]
-        outcomes = iter(self._judge.ask(messages, patience or Patience()))
+        outcomes = iter(self.ask(messages, patience or Patience()))
         found: Scores = []
         for (prompt, members), questions in zip(groups, asked, strict=True):
             verdicts: list[list[_Verdict]] = [[] for _ in members]
@@ -152,13 +133,9 @@ class JudgePool:
             found.append(scores)
         return found
 
-    def close(self) -> None:
-        """Cut every connection. A later `score` makes new ones."""
-        self._judge.close()
-
     def _asked(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
         """The questions about one group."""
-        options = self._options
+        options = self.options
         if options.compare == "none":
             return [
                 _Asked(place, None, False, question(options, prompt, text))
@@ -177,10 +154,10 @@ class JudgePool:
         self, prompt: Prompt, first: int, second: int | None, texts: tuple[str, str]
     ) -> Iterator[_Asked]:
         """A question, and with `swap` the same with A and B exchanged."""
-        for swapped in range(1 + self._options.swap):
+        for swapped in range(1 + self.options.swap):
             one, other = reversed(texts) if swapped else texts
             # Of equal ones nobody is asked, and a pair weighs as much as any other.
-            asked = None if one == other else question(self._options, prompt, one, other)
+            asked = None if one == other else question(self.options, prompt, one, other)
             yield _Asked(first, second, bool(swapped), asked)
 
     def _enter(
@@ -206,12 +183,12 @@ class JudgePool:
                 problem = f"{limit}: {outcome}"
         else:
             try:
-                return _Verdict(*verdict_of(self._options, outcome.text))
+                return _Verdict(*verdict_of(self.options, outcome.text))
             except ValueError as error:
                 status = "invalid"
                 problem = f"the judge's reply {error}: {outcome.text[-200:]!r}"
                 if outcome.finish_reason == "length":
-                    problem += f"; it was cut at max_tokens={self._options.max_tokens}: allow more"
+                    problem += f"; it was cut at max_tokens={self.options.max_tokens}: allow more"
         return _Verdict(failure=Score(value=None, status=status, reason=problem))
 
 

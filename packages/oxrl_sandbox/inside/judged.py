@@ -10,6 +10,7 @@ import operator
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import islice
 from types import ModuleType
 
 from oxrl_sandbox.inside import plain
@@ -76,11 +77,9 @@ def items_of(value: Wire) -> list[object]:
     Raises:
         ValueError: there are more than MOST_ITEMS.
     """
-    items: list[object] = []
-    for item in value:
-        items.append(item)
-        if len(items) > MOST_ITEMS:
-            raise ValueError(f"iterates over more than {MOST_ITEMS} items")
+    items = list(islice(value, MOST_ITEMS + 1))
+    if len(items) > MOST_ITEMS:
+        raise ValueError(f"iterates over more than {MOST_ITEMS} items")
     return items
 
 

@@ -16,7 +16,6 @@ import decimal
 import fractions
 import json
 import os
-import struct
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
@@ -24,6 +23,8 @@ from typing import Any
 # Deepest nesting and longest message, in bytes.
 MOST_DEPTH = 200
 MOST_BYTES = 16 << 20
+# Bytes that say how long a message is.
+LENGTH = 4
 _SMALL = 1 << 53
 
 # What JSON can hold; and what was decoded from it, which nobody knows before looking.
@@ -192,6 +193,16 @@ _FROM_ITEMS: dict[str, Callable[[list[Wire]], Wire]] = {
 }
 
 
+def frame(message: object) -> bytes:
+    """A message as it is sent: LENGTH bytes with its length, big-endian, then JSON.
+
+    Args:
+        message: what `json.dumps` takes.
+    """
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(LENGTH, "big") + text
+
+
 def send(fd: int, message: object) -> None:
     """Write one message to a descriptor.
 
@@ -203,10 +214,11 @@ def send(fd: int, message: object) -> None:
         TooLong: it is longer than MOST_BYTES.
         Closed: nobody reads there any more.
     """
-    text = json.dumps(message).encode()
-    if len(text) > MOST_BYTES:
-        raise TooLong(f"{len(text)} bytes of data, more than {MOST_BYTES}")
-    rest = memoryview(struct.pack("!I", len(text)) + text)
+    framed = frame(message)
+    length = len(framed) - LENGTH
+    if length > MOST_BYTES:
+        raise TooLong(f"{length} bytes of data, more than {MOST_BYTES}")
+    rest = memoryview(framed)
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
@@ -225,7 +237,7 @@ def receive(fd: int) -> Wire:
         TooLong: it says that it is longer than MOST_BYTES.
         ValueError, RecursionError: it is no JSON.
     """
-    (length,) = struct.unpack("!I", _read(fd, 4))
+    length = int.from_bytes(_read(fd, LENGTH), "big")
     if length > MOST_BYTES:
         raise TooLong(f"{length} bytes of data, more than {MOST_BYTES}")
     return json.loads(_read(fd, length))

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from oxrl.usercode import descendants
@@ -110,15 +111,14 @@ class Unit:
         control: descriptor that messages come by.
         results: descriptor of what comes of them.
         config: `base_bytes`, address space of this process; `watch`: end when the control is
-            closed, else when all that came by it is done.
-        in_room: this is the first process of a namespace of its own.
+            closed, else when all that came by it is done; `room`: this is the first process of a
+            namespace of its own.
     """
 
     around: Confinement
     control: int
     results: int
     config: Json
-    in_room: bool
 
     def prove(self) -> str:
         """Try what must not be possible, in a process confined as judged code will be.
@@ -155,14 +155,14 @@ class Unit:
         self.around = replace(self.around, limits=Limits(**header["limits"]))
         try:
             judge = self._calls if header["kind"] == "calls" else self._case
-            result = judge(self.around, header)
+            result = judge(header)
         except Broken as error:
             result = {"broken": str(error)}
         finally:
             self._clean()
         plain.send(self.results, {"id": header["id"], **result})
 
-    def _calls(self, around: Confinement, header: Json) -> Json:
+    def _calls(self, header: Json) -> Json:
         """Judge functions by tests that call them."""
         ours, theirs = socket.socketpair()
 
@@ -177,10 +177,10 @@ class Unit:
             return LOST if "lost" in graded else 0
 
         with ours, theirs:
-            program = self._fork(around, answer, [theirs.fileno()])
+            program = self._fork(self.around, answer, [theirs.fileno()])
             progress = mmap.mmap(-1, mmap.PAGESIZE)  # after the fork: the program has no part in it
-            tests = self._fork(self._for_tests(around), grade, [ours.fileno(), self.results])
-        end = time.monotonic() + around.limits.wall_s
+            tests = self._fork(self._for_tests(), grade, [ours.fileno(), self.results])
+        end = time.monotonic() + self.around.limits.wall_s
         late = self._wait(tests, end)
         of_tests = self._end(tests, late)
         if of_tests.status == LOST:
@@ -190,7 +190,7 @@ class Unit:
         progress.close()
         return {**result, **_both(of_tests, of_program)}
 
-    def _case(self, around: Confinement, _header: Json) -> Json:
+    def _case(self, _header: Json) -> Json:
         """Judge a program by what it prints for what it reads."""
         reading, writing = os.pipe()
 
@@ -213,11 +213,11 @@ class Unit:
             self._tell(graded)
             return 1 - graded["held"]
 
-        program = self._fork(around, run, [], prepare=connect)
+        program = self._fork(self.around, run, [], prepare=connect)
         os.close(writing)
-        tests = self._fork(self._for_tests(around), compare, [reading, self.results])
+        tests = self._fork(self._for_tests(), compare, [reading, self.results])
         os.close(reading)
-        end = time.monotonic() + around.limits.wall_s
+        end = time.monotonic() + self.around.limits.wall_s
         late = self._wait(tests, end)
         of_tests = self._end(tests, late)
         if of_tests.status == 0:
@@ -231,10 +231,10 @@ class Unit:
         """
         plain.send(self.results, {"graded": graded})
 
-    def _for_tests(self, around: Confinement) -> Confinement:
+    def _for_tests(self) -> Confinement:
         """The confinement of a grader: with twice the time, so that the program's ends first."""
-        limits = around.limits
-        return replace(around, limits=replace(limits, cpu_s=2 * limits.cpu_s))
+        limits = self.around.limits
+        return replace(self.around, limits=replace(limits, cpu_s=2 * limits.cpu_s))
 
     def _fork(
         self, around: Confinement, live: Live, kept: list[int], prepare: Prepare | None = None
@@ -286,7 +286,6 @@ class Unit:
         poll = select.poll()
         if self.config["watch"]:
             poll.register(self.control, 0)  # told of its end alone
-        most = self.around.limits.disk_mb << 20
         with _watched(child) as watched:
             pause_s = SOON_S
             if watched is not None:
@@ -296,7 +295,7 @@ class Unit:
                 left = end - time.monotonic()
                 if left <= 0:
                     return True
-                if not self.in_room and folders.size(self.around.folder) > most:
+                if self._is_full():
                     return True
                 if self.control in dict(poll.poll(1000 * min(left, pause_s))):
                     raise Gone
@@ -305,9 +304,7 @@ class Unit:
     def _end(self, child: int, late: bool) -> Ended:
         """Kill a process; what it left behind is ended by `_clean`."""
         by_itself = not _is_running(child)
-        full = False
-        if late and not self.in_room:
-            full = folders.size(self.around.folder) > self.around.limits.disk_mb << 20
+        full = late and self._is_full()
         starved = late and not full and self._delay_s(child) > self.around.limits.wait_s
         os.kill(child, signal.SIGKILL)
         # Without a limit, on purpose: a killed process that stays is in a call that the kernel does
@@ -317,6 +314,13 @@ class Unit:
         if by_itself:
             return Ended(os.waitstatus_to_exitcode(status))
         return Ended(None, late=late, starved=starved, full=full)
+
+    def _is_full(self) -> bool:
+        """True if the folder holds more than it may; in a room its file system keeps it from
+        that.
+        """
+        most = self.around.limits.disk_mb << 20
+        return not self.config["room"] and folders.size(self.around.folder) > most
 
     def _delay_s(self, child: int) -> float:
         """Seconds that the main thread of a child, which is not waited for yet, has stood in line
@@ -335,7 +339,7 @@ class Unit:
     def _clean(self) -> None:
         """Leave nothing of a program: no process and no file."""
         descendants.end_all()
-        if not self.in_room:
+        if not self.config["room"]:
             folders.empty(self.around.folder)
         elif os.listdir(self.around.folder):
             room.fresh_folder(self.around.limits.disk_mb)
@@ -419,14 +423,13 @@ def rules_for(folder: str) -> int:
     return kernel.landlock_rules(confine.readable_paths(), [folder, "/dev/null"])
 
 
-def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -> Confinement:
+def confinement(config: Json, folder: str, user: int | None) -> Confinement:
     """Make what confines judged code at the level, and take this process's own part in it.
 
     Args:
         config: see `main`.
         folder: that judged code writes to.
         user: that judged code becomes; None: it stays who it is.
-        in_room: these namespaces are its own, so that their threads can be counted by themselves.
 
     Returns:
         What `confine` applies to every judged process.
@@ -452,11 +455,12 @@ def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -
         filtered=True,
         user=user,
         may_read_all=rules is not None and not confine.reachable_by_others(library),
-        threads=confine.MOST_THREADS if in_room else confine.MOST_THREADS_OF_USER,
+        # Those of namespaces of its own can be counted by themselves.
+        threads=confine.MOST_THREADS if config["room"] else confine.MOST_THREADS_OF_USER,
     )
 
 
-def live(config: Json, control: int, results: int, user: int | None, *, in_room: bool) -> int:
+def live(config: Json, control: int, results: int, user: int | None) -> int:
     """A unit's whole life, in the namespaces where it stays.
 
     Args:
@@ -464,16 +468,15 @@ def live(config: Json, control: int, results: int, user: int | None, *, in_room:
         control: descriptor of jobs.
         results: descriptor of what comes of them.
         user: that judged code becomes.
-        in_room: these namespaces are its own.
 
     Returns:
         An exit status.
     """
-    folder = room.FOLDER if in_room else os.path.abspath(config["folder"])
+    folder = room.FOLDER if config["room"] else os.path.abspath(config["folder"])
     try:
-        around = confinement(config, folder, user, in_room=in_room)
+        around = confinement(config, folder, user)
         os.fchdir(config["processes"])
-        unit = Unit(around, control, results, config, in_room=in_room)
+        unit = Unit(around, control, results, config)
         possible = unit.prove() if around.filtered else ""
         if possible:
             raise OSError(f"judged code could still {possible}")
@@ -536,11 +539,8 @@ def main(control: int, results: int) -> int:
     os.close(nothing)
     if not config["room"]:
         user = ordinary_user(config) if config["level"] != "off" else None
-        return live(config, control, results, user, in_room=False)
-
-    def there(user: int | None) -> int:
-        return live(config, control, results, user, in_room=True)
-
+        return live(config, control, results, user)
+    there = partial(live, config, control, results)
     try:
         return room.in_room(there, config["mount_point"], config["limits"]["disk_mb"])
     except OSError as error:
