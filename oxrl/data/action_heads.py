@@ -30,9 +30,17 @@ def read_head(directory: Path) -> ActionHead | None:
     if not path.is_file():
         return None
     fields = object_in(path)
-    if "code" in fields:
-        return _fast_head(fields, path)
+    code = code_of(fields["code"], path) if "code" in fields else None
     try:
+        if code is not None:
+            return FastHead(
+                token_ids=tuple(fields["token_ids"]),
+                chunk=code.chunk,
+                low=tuple(fields["low"]),
+                high=tuple(fields["high"]),
+                code=code,
+                end=int(fields["end"]),
+            )
         given = {name: tuple(value) for name, value in fields.items() if name != "chunk"}
         return ActionHead(chunk=int(fields["chunk"]), **given)
     except (KeyError, TypeError, ValueError) as error:
@@ -116,27 +124,3 @@ class FastHead(ActionHead):
         if last != self.end or not places.keys() >= set(said):
             return None
         return self.code.decode([places[token] for token in said])
-
-
-def _fast_head(fields: Json, path: Path) -> FastHead:
-    """Read a head as its file has it.
-
-    Args:
-        fields: of HEAD_FILE, as JSON has them.
-        path: of the file, for messages.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    code = code_of(fields["code"], path)
-    try:
-        return FastHead(
-            token_ids=tuple(fields["token_ids"]),
-            chunk=code.chunk,
-            low=tuple(fields["low"]),
-            high=tuple(fields["high"]),
-            code=code,
-            end=int(fields["end"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} describes no actions: {error}") from error

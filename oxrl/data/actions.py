@@ -122,7 +122,12 @@ class ActionHead:
             raise ValueError(f"has {len(actions)} actions, and a turn has {self.chunk}")
         found: list[int] = []
         for action in actions:
-            found += self._choice(action) if self.choices else self._bins(action)
+            if not self.choices:
+                found += self._bins(action)
+            elif action in self.choices:
+                found.append(self.token_ids[self.choices.index(action)])
+            else:
+                raise ValueError(f"has the action {action!r}, there are {', '.join(self.choices)}")
         return tuple(found)
 
     def decode(self, token_ids: Sequence[int]) -> list[Action]:
@@ -162,11 +167,6 @@ class ActionHead:
             return " ".join(cast(Sequence[str], actions))
         rounded = [[float(f"{number:.6g}") for number in action] for action in actions]  # pyright: ignore
         return json.dumps(rounded)
-
-    def _choice(self, action: Json) -> list[int]:
-        if action not in self.choices:
-            raise ValueError(f"has the action {action!r}, there are {', '.join(self.choices)}")
-        return [self.token_ids[self.choices.index(action)]]
 
     def _bins(self, action: Json) -> list[int]:
         bins = len(self.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,8 +54,9 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
     # An aborted sample is a fragment; training on it as if it had ended would teach the model to
     # stop there.
     ended = [end != "neither" for end in ends]
-    of_episodes = any(rollout.completion.turns for rollout in rollouts)
-    turns = [row.turns for row in rows] if of_episodes else None
+    turns = None
+    if any(rollout.completion.turns for rollout in rollouts):
+        turns = pad_rows([row.turns for row in rows], -1, torch.int64)
     return RolloutBatch(
         inputs=inputs,
         rollout_logprobs=pad_rows([row.logprobs for row in rows], 0.0, torch.float32),
@@ -67,7 +68,7 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
         truncated=torch.tensor([end == "truncated" for end in ends]),
         valid=~rewards.isnan() & torch.tensor(ended),
         part_rewards=_part_rewards(rollouts),
-        turns=None if turns is None else pad_rows(turns, -1, torch.int64),
+        turns=turns,
     )
 
 
@@ -188,29 +189,24 @@ class Laid:
                 values.extend([source[at] for at in places])
 
 
-class _Line(NamedTuple):
-    """The line of one episode, and for each of its rows the column of every token."""
+def _line_of(rows: Sequence[Laid]) -> tuple[Laid, list[list[int]]]:
+    """Keep what was sampled, one token before each turn, and the end of what came after all.
 
-    laid: Laid
-    columns: list[list[int]]
-
-
-def _line_of(rows: Sequence[Laid]) -> _Line:
-    """Keep what was sampled, one token before each turn, and the end of what came after all."""
-    line = _Line(Laid(), [])
+    Returns:
+        The line of an episode, and for each of its rows the column of every token.
+    """
+    line = Laid()
+    columns: list[list[int]] = []
     for row in rows:
-        kept = [at for at in range(len(row.token_ids)) if _is_kept(row, at, row is rows[-1])]
-        columns = [-1] * len(row.token_ids)
-        for column, at in enumerate(kept, start=len(line.laid.token_ids)):
-            columns[at] = column if row.trained[at] else -1
-        line.columns.append(columns)
-        line.laid.extend(row, kept)
-    return line
-
-
-def _is_kept(row: Laid, at: int, last: bool) -> bool:
-    at_end = at + 1 == len(row.token_ids)
-    return row.trained[at] or (last if at_end else row.trained[at + 1])
+        leads = [*row.trained[1:], row is rows[-1]]
+        kept = [at for at, sampled in enumerate(row.trained) if sampled or leads[at]]
+        of_row = [-1] * len(row.token_ids)
+        for column, at in enumerate(kept, start=len(line.token_ids)):
+            if row.trained[at]:
+                of_row[at] = column
+        columns.append(of_row)
+        line.extend(row, kept)
+    return line, columns
 
 
 def _lay_out_episodes(
@@ -228,11 +224,15 @@ def _lay_out_episodes(
     """
     from oxrl.data.episode_rows import EpisodeInputs  # most rollouts are one row each
 
-    lines = [_line_of(rows) for rows in episodes]
-    line_inputs = to_inputs([line.laid for line in lines], pad_id, None)
+    lines: list[Laid] = []
+    columns: list[list[int]] = []
+    for rows in episodes:
+        line, of_rows = _line_of(rows)
+        lines.append(line)
+        columns += of_rows
+    line_inputs = to_inputs(lines, pad_id, None)
     rows = [row for rows in episodes for row in rows]
     counts = torch.tensor([len(rows) for rows in episodes])
-    columns = [found for line in lines for found in line.columns]
     inputs = EpisodeInputs(
         tokens=line_inputs.tokens,
         attention_mask=line_inputs.attention_mask,
@@ -241,7 +241,7 @@ def _lay_out_episodes(
         episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
         columns=pad_rows(columns, -1, torch.int64),
     )
-    return [line.laid for line in lines], inputs
+    return lines, inputs
 
 
 def to_inputs(rows: Sequence[Example | Laid], pad_id: int, images: Images) -> TokenBatch:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from oxrl.data.messages import MessageList, MessageSequence, Tools, texts_of, with_texts
+from oxrl.data.messages import (
+    MessageList,
+    MessageSequence,
+    Tools,
+    message_texts,
+    texts_of,
+    with_texts,
+)
 from oxrl.errors import DataError
 from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, suggestion
 from oxrl.types import Texts
@@ -66,10 +73,9 @@ class ChatEncoder:
         self.stop_text = str(tokenizer.eos_token)
         # Characters of the longest token: a text of more for each has more tokens.
         self.longest = max(map(len, tokenizer.get_vocab()))
-        special = set(tokenizer.all_special_tokens)
-        for token in tokenizer.added_tokens_decoder.values():
-            if token.special:
-                special.add(token.content)
+        added = tokenizer.added_tokens_decoder.values()
+        special = {token.content for token in added if token.special}
+        special.update(tokenizer.all_special_tokens)
         # The unknown token stands for ordinary text.
         control = sorted(special - {str(tokenizer.unk_token)})
         self.special_ids = frozenset(map(int, tokenizer.convert_tokens_to_ids(control)))  # pyright: ignore
@@ -197,23 +203,15 @@ def require_content(messages: MessageSequence, text: str) -> None:
         TemplateError: a message says what the model would not see.
     """
     for number, message in enumerate(messages, start=1):
-        content = message.get("content")
         earlier = message["role"] == "assistant" and number < len(messages)
         if earlier or message["role"] == "tool":
             continue
-        if isinstance(content, list):
-            # Between texts of a message there may be images.
-            texts = [part for part in content if part["type"] == "text"]
-            for part in texts:
-                require_content([{**message, "content": part["text"]}], text)
-            continue
-        if not isinstance(content, str):
-            continue
-        said = content.rpartition("</think>")[2].strip()
-        if said in text or "".join(said.split()) in "".join(text.split()):
-            continue
-        raise TemplateError(
-            f"the chat template leaves out what message {number} (role {message['role']}) says, so "
-            f"the model would not see it: {said[:80]!r}; set model.chat_template to one that "
-            f"writes it\n  rendered: {text[:200]!r}"
-        )
+        for content in message_texts(message):
+            said = content.rpartition("</think>")[2].strip()
+            if said in text or "".join(said.split()) in "".join(text.split()):
+                continue
+            raise TemplateError(
+                f"the chat template leaves out what message {number} (role {message['role']}) "
+                f"says, so the model would not see it: {said[:80]!r}; set model.chat_template to "
+                f"one that writes it\n  rendered: {text[:200]!r}"
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from oxrl.data.messages import MessageList, MessageSequence, Tools, images_of
@@ -87,12 +88,7 @@ def system_part(messages: MessageSequence) -> MessageList:
     Returns:
         Those before the first of another role, in order; perhaps none.
     """
-    kept: MessageList = []
-    for message in messages:
-        if message["role"] not in ("system", "developer"):
-            break
-        kept.append(message)
-    return kept
+    return list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
 
 
 def _last_answer(encoder: TurnEncoder, talk: Conversation) -> Reading:
@@ -100,7 +96,7 @@ def _last_answer(encoder: TurnEncoder, talk: Conversation) -> Reading:
 
     Every stop token will do, because the turn before is not read.
     """
-    messages = [*system_part(talk.opening), *talk.exchanges[-1].answer]
+    messages = _beginning(talk, len(talk.exchanges))
     token_ids = encoder.opening(messages, talk.tools)
     return Reading(token_ids, new=True, images=images_of(messages))
 
@@ -118,7 +114,7 @@ def _window(encoder: TurnEncoder, shown: int | None, talk: Conversation) -> Read
     first = _first_shown(talk, shown)
     if first == 0:
         return Reading(behind, new=False, images=images_of(last.answer))
-    messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+    messages = _beginning(talk, first)
     tokens = [*encoder.opening(messages, talk.tools)]
     images = [*images_of(messages)]
     for exchange in talk.exchanges[first:]:
@@ -148,11 +144,16 @@ def _first_shown(talk: Conversation, shown: int | None) -> int:
     return 0 if shown is None else max(0, len(talk.exchanges) - shown + 1)
 
 
+def _beginning(talk: Conversation, first: int) -> MessageList:
+    """Return answer `first` as the beginning of what a turn reads."""
+    if first == 0:
+        return list(talk.opening)
+    return [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+
+
 def _messages(talk: Conversation, first: int) -> MessageList:
     """Return the conversation from answer `first` on, up to where the last turn was written."""
-    messages = list(talk.opening)
-    if first:
-        messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+    messages = _beginning(talk, first)
     for exchange in talk.exchanges[first:-1]:
         messages += [_said(exchange.text), *exchange.answer]
     return messages

@@ -11,6 +11,7 @@ from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.messages import (
     EXPECTED_MESSAGES,
     Message,
+    MessageList,
     Messages,
     MessageSequence,
     Tools,
@@ -93,16 +94,13 @@ class AnsweredPrompts(PromptDataset):
         return super().encode(replace(record, fields=fields), encoder, options)
 
 
-def assistant_texts(messages: MessageSequence) -> list[str]:
-    """Return the texts of the assistant in a conversation, turn by turn.
+def replies_in(messages: MessageSequence) -> MessageList:
+    """Return the messages of the assistant in a conversation, in order.
 
     Args:
-        messages: of a conversation, with text alone.
-
-    Returns:
-        One text for each message of the assistant, in order.
+        messages: of a conversation.
     """
-    return [message["content"] for message in messages if message["role"] == "assistant"]
+    return [message for message in messages if message["role"] == "assistant"]
 
 
 def has_blank_reply(messages: MessageSequence) -> bool:
@@ -111,7 +109,7 @@ def has_blank_reply(messages: MessageSequence) -> bool:
     Args:
         messages: of a conversation, with text alone.
     """
-    replies = [message for message in messages if message["role"] == "assistant"]
+    replies = replies_in(messages)
     return not all(reply["content"].strip() or reply.get("tool_calls") for reply in replies)
 
 
@@ -226,6 +224,6 @@ def _messages(record: Record) -> Messages:
         messages += read_messages(record, completion, what="completion", role="assistant")
     else:
         record.fail("neither 'messages' nor 'prompt' with a 'completion'", EXPECTED)
-    if not assistant_texts(messages):
+    if not replies_in(messages):
         record.fail("no assistant message: nothing to learn", EXPECTED)
     return messages

@@ -90,15 +90,7 @@ Measured = tuple[int, Mapping[str, int]]
 
 
 class Dropped(Exception):
-    """A row that nothing can be learned from; `reason` is the count that it goes under.
-
-    Args:
-        reason: the count of the report that the row goes under.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A row that nothing can be learned from; says which count of the report it goes under."""
 
 
 class StreamedUnits(Generic[Unit]):
@@ -316,6 +308,7 @@ class Dataset(Shuffled[Unit], ABC):
         """Yield what can be used, record by record with its units, and count into `report`."""
         first = None
         seen: set[str] = set()
+        longest = options.max_tokens
         for row in rows:
             if report["kept"] == options.limit:
                 return
@@ -326,9 +319,15 @@ class Dataset(Shuffled[Unit], ABC):
             cls.check(record, first)
             try:
                 made = cls._encoded(record, encoder, options)
-                tokens, counts = cls._measured(record, made, options)
+                tokens, counts = cls.measure(made)
+                if longest is not None and tokens > longest:
+                    if options.overlong == "error":
+                        record.fail(
+                            f"the {cls.noun} has {tokens} tokens, more than {longest}", SHORTER
+                        )
+                    raise Dropped("overlong")
             except Dropped as dropped:
-                report[dropped.reason] += 1
+                report[str(dropped)] += 1
                 continue
             for name, count in counts.items():
                 report[name] += count
@@ -351,13 +350,3 @@ class Dataset(Shuffled[Unit], ABC):
             return cls.encode(record, encoder, options)
         except TemplateError as error:
             raise DataError(f"{record.place}: {error}") from error
-
-    @classmethod
-    def _measured(cls, record: Record, units: list[Unit], options: ReadOptions) -> Measured:
-        tokens, counts = cls.measure(units)
-        longest = options.max_tokens
-        if longest is not None and tokens > longest:
-            if options.overlong == "error":
-                record.fail(f"the {cls.noun} has {tokens} tokens, more than {longest}", SHORTER)
-            raise Dropped("overlong")
-        return tokens, counts

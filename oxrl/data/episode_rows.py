@@ -47,9 +47,8 @@ class EpisodeInputs(TokenBatch):
             [E, L, ...], of the same dtype; 0 where nothing was sampled.
         """
         lines = values.new_zeros((*self.tokens.shape, *values.shape[2:]))
-        row, place = (self.columns >= 0).nonzero(as_tuple=True)
-        episode = self.episode_ids[row]
-        lines[episode, self.columns[row, place]] = values[row, place]
+        in_rows, in_lines = self._sampled()
+        lines[in_lines] = values[in_rows]
         return lines
 
     def split(self, lines: Tensor) -> Tensor:
@@ -62,10 +61,14 @@ class EpisodeInputs(TokenBatch):
             [R, T, ...], of the same dtype; 0 where nothing was sampled.
         """
         values = lines.new_zeros((*self.columns.shape, *lines.shape[2:]))
-        row, place = (self.columns >= 0).nonzero(as_tuple=True)
-        episode = self.episode_ids[row]
-        values[row, place] = lines[episode, self.columns[row, place]]
+        in_rows, in_lines = self._sampled()
+        values[in_rows] = lines[in_lines]
         return values
+
+    def _sampled(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Find the sampled tokens: (row, place) of each, and (episode, column)."""
+        row, place = (self.columns >= 0).nonzero(as_tuple=True)
+        return (row, place), (self.episode_ids[row], self.columns[row, place])
 
     def select(self, rows: Tensor, length: int | None = None) -> EpisodeInputs:
         """See RowBatch; of episodes, each with all of its rows.
@@ -91,10 +94,7 @@ class EpisodeInputs(TokenBatch):
 
     def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
         """See TokenBatch; a bootstrap is that of an episode's last row."""
-        candidates = self.candidates
-        rows = self.rows
-        if candidates is not None:
-            rows = dataclasses.replace(rows, candidates=self.split(candidates))
+        rows = dataclasses.replace(self.rows, candidates=self._of_rows(self.candidates))
         said = forward(rows, want)
         found: Tensors = {}
         for name, value in vars(said).items():
@@ -119,15 +119,9 @@ class EpisodeInputs(TokenBatch):
         Every number of an episode is given to each of its rows.
         """
         trained = self.split(self.response_mask)
-        candidates = self.candidates
-        rows = dataclasses.replace(
-            self.rows,
-            response_mask=trained,
-            candidates=None if candidates is None else self.split(candidates),
-        )
-        changed: dict[str, Any] = {}
-        for field in dataclasses.fields(batch):
-            changed[field.name] = self._of_rows(getattr(batch, field.name))
+        candidates = self._of_rows(self.candidates)
+        rows = dataclasses.replace(self.rows, response_mask=trained, candidates=candidates)
+        changed = {name: self._of_rows(value) for name, value in vars(batch).items()}
         changed["inputs"] = rows
         return type(batch)(**changed).select(trained.any(1).nonzero()[:, 0])
 

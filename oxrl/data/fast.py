@@ -27,6 +27,7 @@ from oxrl.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    from tokenizers.models import BPE
 
     Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -34,7 +35,7 @@ FILE = "fast.json"
 # The numbers of the paper: pieces in all, and what coefficients are multiplied by.
 PIECES = 1024
 SCALE = 10.0
-# Characters stand for coefficients while merges are counted; the first of them.
+# Characters stand for coefficients where pieces are joined; the first of them.
 FIRST_LETTER = 0x100
 # A pair that occurs once is not joined.
 LEAST_COUNT = 2
@@ -121,21 +122,17 @@ class FastCode:
         Returns:
             At most as many, which stand for the same coefficients.
         """
-        ranks = self._ranks
-        while len(places) > 1:
-            pairs = zip(places, places[1:], strict=False)
-            found = min((ranks.get(Merge(*pair), math.inf) for pair in pairs), default=math.inf)
-            if found == math.inf:
-                break
-            rank = int(found)
-            merge = self.merges[rank]
-            made = self.most - self.least + 1 + rank
-            places = _replaced(places, merge, made)
-        return places
+        text = "".join(map(_letter, places))
+        return [token.id for token in self._joiner.tokenize(text)]
 
     @cached_property
-    def _ranks(self) -> dict[Merge, int]:
-        return {merge: rank for rank, merge in enumerate(self.merges)}
+    def _joiner(self) -> BPE:
+        """The merges, of texts with a letter for each coefficient."""
+        from tokenizers.models import BPE
+
+        texts = ["".join(_letter(value - self.least) for value in piece) for piece in self.pieces]
+        merges = [(texts[left], texts[right]) for left, right in self.merges]
+        return BPE({text: place for place, text in enumerate(texts)}, merges)
 
     def write(self, path: Path) -> None:
         """Keep it in a file, which `read_code` reads.
@@ -271,23 +268,9 @@ def _merges(texts: Sequence[str], singles: int, pieces: int) -> tuple[Merge, ...
         if left + right in places:
             continue
         found.append(Merge(places[left], places[right]))
-        places[left + right] = singles + len(found) - 1
+        places[left + right] = len(places)
     return tuple(found)
 
 
 def _letter(place: int) -> str:
     return chr(FIRST_LETTER + place)
-
-
-def _replaced(places: Sequence[int], merge: Merge, made: int) -> list[int]:
-    """`places` with every pair of `merge`, from the left, as one piece."""
-    found: list[int] = []
-    at = 0
-    while at < len(places):
-        if at + 1 < len(places) and (places[at], places[at + 1]) == merge:
-            found.append(made)
-            at += 2
-            continue
-        found.append(places[at])
-        at += 1
-    return found

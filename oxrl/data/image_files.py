@@ -177,12 +177,8 @@ def image_bytes(reference: Json, folder: Path, rules: ImageRules) -> bytes:
         return _from_base64(reference.partition(",")[2])
     if reference.startswith(REMOTE):
         return _fetched(reference, rules)
-    if _is_base64(reference):
-        return _from_base64(reference)
     path = local_path(reference, folder)
-    if path is None:
-        raise Unusable("is no path")
-    return _from_file(path, folder, rules)
+    return _from_base64(reference) if path is None else _from_file(path, folder, rules)
 
 
 def _inside(reference: Fields) -> Json:
@@ -261,8 +257,8 @@ def _check(image: Image.Image, rules: ImageRules) -> None:
             f"has {size}, a side of more than {rules.max_side}: make it smaller, or raise "
             "data.image_max_side"
         )
-    if getattr(image, "n_frames", 1) > 1:
-        frames = getattr(image, "n_frames", 1)
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
         raise Unusable(f"has {frames} frames; a model sees one: store the one that is meant")
     if image.mode not in PLAIN_MODES or "transparency" in image.info:
         what = "with transparency" if image.mode in PLAIN_MODES else image.mode

@@ -8,7 +8,7 @@ column. Where nothing shows those of the column, they come before the text of th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from oxrl.data.rows import Fields, Json, JsonArray, Record
 
@@ -52,14 +52,12 @@ def with_images(record: Record, take: Take) -> Record:
             column += _listed(value)
             # Under their own name too, where data.columns names them.
             fields = {key: kept for key, kept in fields.items() if kept is not value}
-            fields.pop(name, None)
-    placing = _Placing(record, column, take, marked=marked)
+    placing = _Placing(record, column, take, marked)
     asked = [name for name in ASKING if name in fields]
-    for name in asked:
+    known = [name for name in REPLIES if name in fields]
+    replies = [name for name in known if not asked or _asks(fields[name])]
+    for name in [*asked, *replies]:
         fields[name] = placing.conversation(fields[name], name)
-    for name in REPLIES:
-        if name in fields and (_asks(fields[name]) or not asked):
-            fields[name] = placing.conversation(fields[name], name)
     if column and not placing.placed:
         record.fail(f"{len(column)} images and no question to show them with", EXPECTED)
     changed = placing.placed or fields.keys() != record.fields.keys()
@@ -90,15 +88,15 @@ def references(record: Record) -> JsonArray:
     return found
 
 
+@dataclass
 class _Placing:
     """Puts the images of one row where they are shown, in one conversation after the other."""
 
-    def __init__(self, record: Record, column: JsonArray, take: Take, *, marked: bool) -> None:
-        self._record = record
-        self._column = column
-        self._take = take
-        self._marked = marked
-        self.placed = False
+    record: Record
+    column: JsonArray
+    take: Take
+    marked: bool
+    placed: int = 0
 
     def conversation(self, value: Json, name: str) -> Json:
         """Return messages, or the text of one question, with the images in their places."""
@@ -110,23 +108,20 @@ class _Placing:
             messages = list(value)
         else:
             return value
-        left = list(self._column)
+        left = list(self.column)
+        before = self.placed
         shown = [self._message(message, left) for message in messages]
-        places = sum(_count(message) for message in shown)
-        if left and len(left) == len(self._column):
+        if left and len(left) == len(self.column):
             first = next((n for n, message in enumerate(shown) if _is_question(message)), None)
             if first is None:
+                self.placed = before
                 return value
             shown[first] = self._in_front(shown[first], left)
-            places += len(left)
             left = []
         if left:
-            nowhere = f"{len(left)} of {len(self._column)} images are shown nowhere"
-            self._record.fail(f"{name}: {nowhere}", EXPECTED)
-        if not places:
-            return value
-        self.placed = True
-        return shown
+            nowhere = f"{len(left)} of {len(self.column)} images are shown nowhere"
+            self.record.fail(f"{name}: {nowhere}", EXPECTED)
+        return shown if self.placed > before else value
 
     def _message(self, message: Json, left: JsonArray) -> Json:
         """Return a message with its images read; takes those of the column that it shows."""
@@ -134,7 +129,7 @@ class _Placing:
             return message
         key = "content" if "content" in message else "value"
         content = message.get(key)
-        marked = self._marked and _is_question(message)
+        marked = self.marked and _is_question(message)
         if isinstance(content, str) and marked and MARKER in content:
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list):
@@ -168,12 +163,13 @@ class _Placing:
 
     def _next(self, left: JsonArray) -> Json:
         if not left:
-            more = f"more images are shown than the {len(self._column)} of the column"
-            self._record.fail(f"messages: {more}", EXPECTED)
+            more = f"more images are shown than the {len(self.column)} of the column"
+            self.record.fail(f"messages: {more}", EXPECTED)
         return left.pop(0)
 
     def _named(self, reference: Json) -> Json:
-        return {"type": "image", "image": self._take(reference)}
+        self.placed += 1
+        return {"type": "image", "image": self.take(reference)}
 
 
 def _listed(value: Json) -> JsonArray:
@@ -201,11 +197,6 @@ def _source(part: Fields) -> Json:
             return value.get("url")
         return {name: value} if name in ("base64", "bytes") else value
     return None
-
-
-def _count(message: Json) -> int:
-    content = message.get("content", message.get("value")) if isinstance(message, Mapping) else None
-    return sum(map(_is_image, content)) if isinstance(content, list) else 0
 
 
 def _is_question(message: Json) -> bool:

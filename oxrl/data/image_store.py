@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,27 +65,17 @@ class Features:
 
 
 class Reader(Protocol):
-    """Turns images into inputs of a model; see `oxrl.models.image_features.ImageReader`."""
+    """Turns images into inputs of a model; see `oxrl.models.image_features.ImageReader`.
 
-    @property
-    def family(self) -> VisionFamily:
-        """The kind of model that it is for."""
-        ...
+    family: the kind of model that it is for. image_id: the token id that stands where the model
+    puts the image. processor: that of transformers, which does the work. placeholder: the text
+    that the chat template writes for an image.
+    """
 
-    @property
-    def image_id(self) -> int:
-        """The token id that stands where the model puts the image."""
-        ...
-
-    @property
-    def processor(self) -> Any:
-        """The processor of transformers that does the work."""
-        ...
-
-    @property
-    def placeholder(self) -> str:
-        """The text that the chat template writes for an image."""
-        ...
+    family: VisionFamily
+    image_id: int
+    processor: Any
+    placeholder: str
 
     def features(self, image: Image) -> Features:
         """Turn an image into inputs of the model.
@@ -140,11 +131,7 @@ class ImageStore:
         Raises:
             DataError: an image cannot be used, or is shown nowhere; names the row.
         """
-
-        def take(reference: Json) -> str:
-            return self._take(record, reference)
-
-        return with_images(record, take)
+        return with_images(record, partial(self._take, record))
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
         """Make an encoder of such messages.

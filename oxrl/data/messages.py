@@ -187,13 +187,22 @@ def _message(record: Record, item: Fields, name: str, expected: str) -> Message:
 
 
 def _content(record: Record, content: Json, name: str, role: str | None) -> Json:
-    """Text, or parts of text and images; None where it is something else."""
-    parts = image_content(record, content, name) if record.images else None
-    if parts is None:
+    """Text; parts of text and images, neighbouring texts joined; None where it is neither."""
+    parts = content if record.images and isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
         return _text(record, content, name)
+    found: JsonArray = []
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "image":
+            found.append({"type": "image", "image": part["image"]})
+            continue
+        text = _text(record, [part], name) or ""
+        if found and found[-1]["type"] == "text":
+            text = found.pop()["text"] + text
+        found.append({"type": "text", "text": text})
     if role == "assistant":
         record.fail(f"{name} holds an image, and is the assistant's", "images in questions alone")
-    return parts
+    return found
 
 
 def text_of(message: Message) -> str:
@@ -235,32 +244,6 @@ def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
             images = [part for part in message["content"] if part["type"] == "image"]
             names += [part.get("image", "") for part in images]
     return tuple(names)
-
-
-def image_content(record: Record, content: Json, name: str) -> JsonArray | None:
-    """Return parts of text and images, neighbouring texts joined; None if there is no image.
-
-    Args:
-        record: the row, for messages of errors.
-        content: of a message, as the file has it.
-        name: of the message, in errors.
-
-    Raises:
-        DataError: a part is neither text nor an image; names the row.
-    """
-    parts = content if isinstance(content, list) else []
-    if not any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
-        return None
-    found: JsonArray = []
-    for part in parts:
-        if isinstance(part, dict) and part.get("type") == "image":
-            found.append({"type": "image", "image": part["image"]})
-            continue
-        text = _text(record, [part], name) or ""
-        if found and found[-1]["type"] == "text":
-            text = found.pop()["text"] + text
-        found.append({"type": "text", "text": text})
-    return found
 
 
 def _text(record: Record, content: Json, name: str) -> str | None:

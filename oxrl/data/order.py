@@ -154,9 +154,13 @@ def first_draws(
     Returns:
         Per step the rows of the file that no step before it drew; ends with the last new row.
     """
-    shares = Shares([1.0] if isinstance(train, str) else list(train.values()))
-    source = 0 if isinstance(train, str) else list(train).index(file)
-    own_seed = seed if isinstance(train, str) else _source_seed(seed, source)
+    shares = Shares([1.0])
+    source = 0
+    own_seed = seed
+    if not isinstance(train, str):
+        shares = Shares(list(train.values()))
+        source = list(train).index(file)
+        own_seed = _source_seed(seed, source)
     seen: set[int] = set()
     for step in range(steps):
         if len(seen) == size:
@@ -201,19 +205,17 @@ class Shares:
         """
         sources = len(self._ratios)
         while len(self._located) <= draw:
-            source = self._furthest_behind()
+            drawn = len(self._located) + 1
+            # Rounded: 0.7 * 10 and 7 must tie, whatever the last bit says.
+            behind = [
+                round(ratio * drawn - count, 9)
+                for ratio, count in zip(self._ratios, self._counts, strict=True)
+            ]
+            source = behind.index(max(behind))
             self._located.append(self._counts[source] * sources + source)
             self._counts[source] += 1
         own, source = divmod(self._located[draw], sources)
         return source, own
-
-    def _furthest_behind(self) -> int:
-        drawn = len(self._located) + 1
-        behind: list[float] = []
-        for ratio, count in zip(self._ratios, self._counts, strict=True):
-            # Rounded: 0.7 * 10 and 7 must tie, whatever the last bit says.
-            behind.append(round(ratio * drawn - count, 9))
-        return behind.index(max(behind))
 
 
 class Mixture(Shares, Generic[Unit]):

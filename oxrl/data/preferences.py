@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from oxrl.data.batching import to_inputs
 from oxrl.data.chat import ChatEncoder
-from oxrl.data.conversations import (
-    assistant_texts,
-    encode_conversation,
-    has_blank_reply,
-)
+from oxrl.data.conversations import encode_conversation, has_blank_reply, replies_in
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions, Units
 from oxrl.data.messages import Messages, read_messages, read_tools
 from oxrl.data.rows import OTHERS, Record
@@ -28,25 +24,28 @@ EXPECTED = (
     'are whole conversations; optional numbers "offset" and "margin"; or {"prompt", "completion", '
     f'"label": true or false}}{OTHERS}'
 )
-COLUMNS = ("offset", "margin")
-MOST = 1e6  # of either: log-probabilities of whole responses are smaller
+# Of an offset or a margin: log-probabilities of whole responses are smaller.
+MOST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A pair (`rows` is chosen, rejected) or one completion with its verdict.
 
-    The rows of a pair begin with the same prompt tokens, on which nothing is trained.
+    The rows of a pair begin with the same prompt tokens, on which nothing is trained. `offset` and
+    `margin` are those of its data row.
     `ref_logprobs` are the reference model's sums per row, None while there is no reference.
     """
 
     uid: str
     rows: tuple[Example, ...]
     desirable: bool = True
-    columns: Mapping[str, float] = field(default_factory=dict[str, float])
+    offset: float = 0.0
+    margin: float = 0.0
     ref_logprobs: tuple[float, ...] | None = None
 
 
+@dataclass(frozen=True)
 class ChangedUnits:
     """Units of a dataset, each changed when it is asked for.
 
@@ -55,15 +54,14 @@ class ChangedUnits:
         change: makes another unit of the number of one and the unit.
     """
 
-    def __init__(self, units: Units[Judged], change: Callable[[int, Judged], Judged]) -> None:
-        self._units = units
-        self._change = change
+    units: Units[Judged]
+    change: Callable[[int, Judged], Judged]
 
     def __len__(self) -> int:
-        return len(self._units)
+        return len(self.units)
 
     def __getitem__(self, index: int) -> Judged:
-        return self._change(index, self._units[index])
+        return self.change(index, self.units[index])
 
 
 class PreferenceDataset(Dataset[Judged]):
@@ -100,7 +98,9 @@ class PreferenceDataset(Dataset[Judged]):
             verdicts = [True, False] if paired else [record.fields["label"]]
             judged = zip(rows, verdicts, strict=True)
             return [Judged(uid=uid, rows=(row,), desirable=verdict) for row, verdict in judged]
-        return [Judged(uid=uid, rows=tuple(rows), columns=_columns(record))]
+        offset = _number(record, "offset")
+        margin = _number(record, "margin")
+        return [Judged(uid=uid, rows=tuple(rows), offset=offset, margin=margin)]
 
     @classmethod
     def measure(cls, units: Sequence[Judged]) -> Measured:
@@ -216,8 +216,8 @@ def to_preference_batch(
     desirable = None
     if len(taken) == count:
         desirable = torch.tensor([unit.desirable for unit in units])
-    offsets = [unit.columns.get("offset", 0.0) for unit in units]
-    margins = [unit.columns.get("margin", 0.0) for unit in units]
+    offsets = [unit.offset for unit in units]
+    margins = [unit.margin for unit in units]
     return PreferenceBatch(
         inputs=to_inputs(taken, pad_id, images),
         ref_logprobs=torch.tensor(references) if references else None,
@@ -245,15 +245,16 @@ def _check_label(record: Record, *, unpaired: bool) -> None:
         record.fail("neither a pair nor a completion with a true or false 'label'", EXPECTED)
 
 
-def _columns(record: Record) -> dict[str, float]:
-    found = {name: record.fields.get(name) for name in COLUMNS}
-    columns = {name: value for name, value in found.items() if value is not None}
-    for name, value in columns.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            record.fail(f"{name} is no number, but {value!r:.80}", EXPECTED)
-        if not abs(value) <= MOST:
-            record.fail(f"{name} is {value!r:.80}", f"a number of at most {MOST:g} in size")
-    return {name: float(value) for name, value in columns.items()}
+def _number(record: Record, name: str) -> float:
+    """Return a number of a row; 0.0 where it has none of that name."""
+    value = record.fields.get(name)
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        record.fail(f"{name} is no number, but {value!r:.80}", EXPECTED)
+    if not abs(value) <= MOST:
+        record.fail(f"{name} is {value!r:.80}", f"a number of at most {MOST:g} in size")
+    return float(value)
 
 
 def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages, list[Messages]]:
@@ -271,7 +272,7 @@ def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages,
         replies = [reply[given:] for reply in replies]
     if not prompt or prompt[-1]["role"] == "assistant":
         record.fail("there is no prompt that ends where the assistant answers", EXPECTED)
-    if not all(map(assistant_texts, replies)):
+    if not all(map(replies_in, replies)):
         record.fail("a reply without an assistant message", EXPECTED)
     return prompt, replies
 

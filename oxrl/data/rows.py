@@ -234,8 +234,8 @@ def _with_instruction(fields: JsonObject) -> JsonObject:
     text = f"{instruction}\n\n{given}" if isinstance(given, str) and given else instruction
     prompt: Json = text
     if "system" in fields or "history" in fields:
-        turns = [*(fields.get("history") or ())]
-        prompt = [*_system(fields), *_turns(turns), {"role": "user", "content": text}]
+        turns = _turns(fields.get("history") or [])
+        prompt = [*_system(fields), *turns, {"role": "user", "content": text}]
     translated = {**fields, "prompt": prompt}
     if "completion" not in fields and isinstance(fields.get("output"), str):
         translated["completion"] = fields["output"]

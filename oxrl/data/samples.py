@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 from oxrl.types import Metrics, Named, Prompt, Rollout, Rollouts, Values
 
@@ -91,11 +92,11 @@ def prompt_fields(prompt: Prompt) -> Values:
 def _version_spans(versions: Sequence[int]) -> list[list[int]]:
     """List runs of equal weight versions as [version, first token, token after the last]."""
     spans: list[list[int]] = []
-    for position, version in enumerate(versions):
-        if spans and spans[-1][0] == version:
-            spans[-1][2] = position + 1
-        else:
-            spans.append([version, position, position + 1])
+    end = 0
+    for version, run in groupby(versions):
+        begin = end
+        end += len(list(run))
+        spans.append([version, begin, end])
     return spans
 
 

@@ -11,7 +11,7 @@ from oxrl.data.batching import pad_rows, to_inputs
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.messages import MessageSequence, images_of, read_messages
-from oxrl.data.rows import Json, Record, content_uid
+from oxrl.data.rows import Record, content_uid
 from oxrl.types import Example, Images, StepBatch, TokenIds
 
 EXPECTED = (
@@ -46,7 +46,7 @@ class StepDataset(Dataset[Steps]):
         labels = record.fields.get("labels")
         if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
             record.fail("no 'completions' and 'labels' of equal length", EXPECTED)
-        if not all(map(_is_label, labels)):
+        if not all(isinstance(label, int | float) and 0 <= label <= 1 for label in labels):
             problem = "a label that is neither true nor false nor between 0 and 1"
             record.fail(problem, EXPECTED)
         prompt = read_messages(record, record.fields.get("prompt"), what="prompt")
@@ -74,10 +74,6 @@ class StepDataset(Dataset[Steps]):
         (unit,) = units
         right = sum(label > 0.5 for label in unit.labels)
         return len(unit.token_ids), {"steps": len(unit.ends), "right": right}
-
-
-def _is_label(label: Json) -> bool:
-    return isinstance(label, bool | int | float) and 0 <= label <= 1
 
 
 def encode_steps(

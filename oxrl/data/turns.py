@@ -6,6 +6,7 @@ once, as the suffix that the chat template itself would put there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -104,10 +105,12 @@ class TurnEncoder:
             )
         for message in shown:
             if not all(text.strip() in after for text in message_texts(message)):
+                advice = ""
+                if message["role"] == "tool":
+                    advice = "; environment.tool_role=user sends answers of tools as the user's"
                 raise TemplateError(
                     f"the chat template drops or changes a message of role {message['role']!r} "
-                    f"that follows a turn of the assistant; rendered: {after[:200]!r}"
-                    + (self._advice(message))
+                    f"that follows a turn of the assistant; rendered: {after[:200]!r}{advice}"
                 )
         ids = encoder.encode(after, hidden)
         if not ids or ids[0] not in self._stops:
@@ -146,11 +149,8 @@ class TurnEncoder:
             TemplateError: it drops an answer.
             RewrittenHistory: it rewrites a turn that is over; shows both.
         """
-        notes: list[str] = []
-        for what, text, role in _tried(tools_answer):
-            if not self._same_as_template(text, role):
-                notes.append(what)
-        return notes
+        tried = _tried(tools_answer)
+        return [what for what, text, role in tried if not self._same_as_template(text, role)]
 
     def rewritten(self, *, tools_answer: bool = False) -> list[str]:
         """List the changes for which `check` would refuse the template, without refusing it.
@@ -223,17 +223,15 @@ class TurnEncoder:
         ours = encoder.render(opening, generation_prompt=True)
         for answer in answers:
             conversation += [{"role": "assistant", "content": text}, answer]
-            after = self._after(answer)
+            self.suffix([answer])  # for its checks
+            after = self._after_mark(self._with_roles([answer])) or ""
             ours += text + after
         theirs = encoder.render(self._with_roles(conversation), generation_prompt=True)
         if ours == theirs:
             return True
         if text and "".join(ours.split()) == "".join(theirs.split()):
             return False
-        at = next(
-            (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
+        at = len(os.path.commonprefix([ours, theirs]))
         around = slice(max(0, at - 40), at + 80)
         raise RewrittenHistory(
             "the chat template rewrites turns that are over, so what the policy would read in "
@@ -242,10 +240,6 @@ class TurnEncoder:
             f"happens\n  - turn by turn: ...{ours[around]!r}\n"
             f"  + rendered at once: ...{theirs[around]!r}"
         )
-
-    def _after(self, answer: Message) -> str:
-        self.suffix([answer])  # for its checks
-        return self._after_mark(self._with_roles([answer])) or ""
 
     def _with_roles(self, messages: MessageSequence) -> MessageList:
         if self._tool_role == "tool":
@@ -256,11 +250,6 @@ class TurnEncoder:
             else message
             for message in messages
         ]
-
-    def _advice(self, message: Message) -> str:
-        if message["role"] != "tool":
-            return ""
-        return "; environment.tool_role=user sends answers of tools as the user's"
 
 
 def _tried(tools_answer: bool) -> list[tuple[str, str, str]]:
