@@ -65,7 +65,7 @@ def check_models_on_hub(cfg: Config) -> None:
         refuse_missing_folder(cfg.model.name)
     source = hub_source(cfg.model.name, cfg.model.revision)
     if source is not None:
-        check_on_hub(*source, "model.name")
+        check_on_hub(*source)
 
 
 # Of one part of a reward, as reward.parts.correct.weight.

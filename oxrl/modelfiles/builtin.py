@@ -6,7 +6,6 @@ Their tokenizer has one token per byte. The one that reads images is in `builtin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,40 +32,36 @@ TINY_VISION = {
     "head_dim": 16,
 }
 # Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
-BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        # 0.15M parameters: what the quickstart trains in minutes on two CPU cores.
-        "builtin:tiny": {
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 2048,
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-        },
-        # 3.3M parameters: the shape of the speed benchmarks.
-        "builtin:small": {
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 2048,
-            "hidden_size": 256,
-            "intermediate_size": 800,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 32,
-        },
-        # 0.40M parameters with its vision tower: reads images (`builtin_vision.py`).
-        "builtin:tiny-vl": TINY_VISION,
-        # 0.21M: every square of 8 pixels is a token, for worlds of small tiles.
-        "builtin:tiny-vla": TINY_VISION,
-    }
-)
+BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = {
+    # 0.15M parameters: what the quickstart trains in minutes on two CPU cores.
+    "builtin:tiny": {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+    },
+    # 3.3M parameters: the shape of the speed benchmarks.
+    "builtin:small": {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 800,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+    },
+    # 0.40M parameters with its vision tower: reads images (`builtin_vision.py`).
+    "builtin:tiny-vl": TINY_VISION,
+    # 0.21M: every square of 8 pixels is a token, for worlds of small tiles.
+    "builtin:tiny-vla": TINY_VISION,
+}
 # Built-in models that read images -> their parameters, which sizes of the text part do not tell.
-BUILTIN_VISION: Mapping[str, int] = MappingProxyType(
-    {"builtin:tiny-vl": 397_952, "builtin:tiny-vla": 208_384}
-)
+BUILTIN_VISION: Mapping[str, int] = {"builtin:tiny-vl": 397_952, "builtin:tiny-vla": 208_384}
 
 
 def is_builtin(name: str) -> bool:

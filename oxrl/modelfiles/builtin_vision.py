@@ -8,7 +8,6 @@ the positions of patches with 1, and rotary angles turn a hundred times faster t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, SPECIAL_TOKENS, byte_tokenizer
@@ -33,9 +32,9 @@ MOST_PIXELS = 4096
 
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 FIELDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-IMAGE_IDS: Mapping[str, int] = MappingProxyType(
-    {name: len(SPECIAL_TOKENS) + place for place, name in enumerate(FIELDS)}
-)
+IMAGE_IDS: Mapping[str, int] = {
+    name: len(SPECIAL_TOKENS) + place for place, name in enumerate(FIELDS)
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|{{ message['role'] }}|>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -176,43 +176,37 @@ def vocabulary_of(name: str) -> int:
 def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | None:
     """Read a Hugging Face text config; `stored` is the number of parameters, where it is known."""
     values = {**values, **(values.get("text_config") or {})}
+    family = str(values.get("model_type"))
     try:
         hidden = values["hidden_size"]
-        layers = values["num_hidden_layers"]
-        vocabulary = values["vocab_size"]
         heads = values["num_attention_heads"]
-        intermediate = values["intermediate_size"]
+        dims = ModelDims(
+            parameters=stored or 0,
+            layers=values["num_hidden_layers"],
+            hidden=hidden,
+            intermediate=values["intermediate_size"],
+            kv_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or hidden // heads,
+            context=values.get("max_position_embeddings"),
+            vocabulary=values["vocab_size"],
+            heads=heads,
+            tied=bool(values.get("tie_word_embeddings", True)),
+            routed=any(values.get(name) for name in EXPERTS),
+            normed_heads=family.startswith(NORMED_HEADS),
+        )
     except KeyError:
         return None
-    kv_heads = values.get("num_key_value_heads") or heads
-    head_dim = values.get("head_dim") or hidden // heads
-    context = values.get("max_position_embeddings")
-    if stored is None:
-        family = str(values.get("model_type"))
-        if family not in COUNTED:
-            return None
-        attention = 2 * hidden * (heads + kv_heads) * head_dim
-        if family == "qwen2" or values.get("attention_bias"):
-            attention += (heads + 2 * kv_heads) * head_dim
-        if family == "qwen3":
-            attention += 2 * head_dim
-        layer = attention + 3 * hidden * intermediate + 2 * hidden
-        embeddings = vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
-        stored = int(layers * layer + hidden + embeddings)
-    return ModelDims(
-        parameters=stored,
-        layers=layers,
-        hidden=hidden,
-        intermediate=intermediate,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        context=context,
-        vocabulary=vocabulary,
-        heads=heads,
-        tied=bool(values.get("tie_word_embeddings", True)),
-        routed=any(values.get(name) for name in EXPERTS),
-        normed_heads=str(values.get("model_type")).startswith(NORMED_HEADS),
-    )
+    if stored is not None:
+        return dims
+    if family not in COUNTED:
+        return None
+    layer = dims.layer + 2 * hidden  # norms
+    if family == "qwen2" or values.get("attention_bias"):
+        layer += dims.queries + 2 * dims.keys
+    if family == "qwen3":
+        layer += 2 * dims.head_dim
+    embeddings = dims.vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
+    return replace(dims, parameters=int(dims.layers * layer + hidden + embeddings))
 
 
 def stored_parameters(folder: Path) -> int | None:

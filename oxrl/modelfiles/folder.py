@@ -96,14 +96,20 @@ def is_reward_model(name: str) -> bool:
 
 def stored_shapes(folder: Path, pattern: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
     """Shape of every tensor in the folder's files of `pattern`, by name."""
-    from safetensors import safe_open  # rewards and programs are judged without it
-
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob(pattern)):
-        with safe_open(file, framework="np") as opened:
-            for name in opened.keys():
-                shapes[name] = tuple(opened.get_slice(name).get_shape())
+        for name, tensor in _opened(file):
+            shapes[name] = tuple(tensor.get_shape())
     return shapes
+
+
+def _opened(file: Path) -> Iterator[tuple[str, Any]]:
+    """Every tensor of a safetensors file by name, which tells its shape and type."""
+    from safetensors import safe_open  # rewards and programs are judged without it
+
+    with safe_open(file, framework="np") as opened:
+        for name in opened.keys():
+            yield name, opened.get_slice(name)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -121,15 +127,19 @@ def adapter_base(name: str) -> str | None:
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
     check_model_folder(folder)
-    values, _ = _read_object(folder / ADAPTER_CONFIG)
-    return cast(str, values[BASE])
+    return _noted(folder, BASE)
 
 
 def adapter_revision(name: str) -> str | None:
     """The commit on the hub of what is under the adapter in folder `name`; None: not noted."""
-    values, _ = _read_object(Path(name) / ADAPTER_CONFIG)
-    revision = values.get("revision")
-    return revision if isinstance(revision, str) else None
+    return _noted(Path(name), "revision")
+
+
+def _noted(folder: Path, key: str) -> str | None:
+    """A text that the adapter in `folder` notes; None where it does not, or there is none."""
+    values, _ = _read_object(folder / ADAPTER_CONFIG)
+    value = values.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _adapter_problems(folder: Path) -> Iterator[str]:
@@ -151,9 +161,8 @@ def _leads_back(folder: Path) -> bool:
     here = folder.resolve()
     while here not in seen:
         seen.add(here)
-        values, _ = _read_object(here / ADAPTER_CONFIG)
-        base = values.get(BASE)
-        if not isinstance(base, str) or not (Path(base) / ADAPTER_CONFIG).is_file():
+        base = _noted(here, BASE)
+        if base is None or not (Path(base) / ADAPTER_CONFIG).is_file():
             return False
         here = Path(base).resolve()
     return True
@@ -206,13 +215,10 @@ def _index_problems(index: Path) -> Iterator[str]:
 
 def _tensors(file: Path) -> tuple[Names, list[str]]:
     """Name and type of every tensor of a file; what is wrong with it."""
-    from safetensors import SafetensorError, safe_open  # as above
+    from safetensors import SafetensorError  # as above
 
-    found: dict[str, str] = {}
     try:
-        with safe_open(file, framework="np") as opened:
-            for name in opened.keys():
-                found[name] = opened.get_slice(name).get_dtype()
+        found: Names = {name: tensor.get_dtype() for name, tensor in _opened(file)}
     except (SafetensorError, OSError, ValueError) as error:
         return {}, [f"{file.name} is damaged or cut off: {error}"]
     whole = [f"{name!r} as {kind}" for name, kind in found.items() if kind not in FLOATS]
@@ -356,9 +362,8 @@ def vision_family(name: str) -> VisionFamily | None:
     """
     if is_builtin(name):
         return BUILTIN_FAMILY if name in BUILTIN_VISION else None
-    adapter, _ = _read_object(Path(name) / ADAPTER_CONFIG)
-    base = adapter.get(BASE)
-    if isinstance(base, str) and base != name:
+    base = _noted(Path(name), BASE)
+    if base is not None and base != name:
         return vision_family(base)
     values = model_config(name)
     family = None if values is None else values.get("model_type")

@@ -60,13 +60,12 @@ def hub_or_cache() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = False
 
 
-def check_on_hub(name: str, revision: str | None, field: str) -> None:
-    """Make sure, before anything heavy is imported, that a model can be had at all.
+def check_on_hub(name: str, revision: str | None) -> None:
+    """Make sure, before anything heavy is imported, that `model.name` can be had at all.
 
     Args:
         name: of a model on the hub.
         revision: a branch, tag or commit; None: the main branch.
-        field: of the configuration, that names it.
 
     Raises:
         DataError: it is not in the cache, and the hub does not answer or has no such model.
@@ -80,7 +79,7 @@ def check_on_hub(name: str, revision: str | None, field: str) -> None:
         if not hub_answers():
             option = f" --revision {revision}" if revision else ""
             raise DataError(
-                f"{field}: {name!r} is no folder here and not in the cache, and {why_silent()}. "
+                f"model.name: {name!r} is no folder here and not in the cache, and {why_silent()}. "
                 f"Where there is a network: hf download {name}{option}; without one give a folder "
                 "or builtin:tiny"
             )
@@ -88,12 +87,12 @@ def check_on_hub(name: str, revision: str | None, field: str) -> None:
     except DataError:
         raise
     except errors.HFValidationError as error:
-        raise DataError(f"{field}: {name!r} is no folder here, nor a name on the hub") from error
+        raise DataError(f"model.name: {name!r} is no folder here, nor a name on the hub") from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         at = f" at revision {revision!r}" if revision else ""
         raise DataError(
-            f"{field}: {name!r} is no folder here, and the hub has no such model{at}; a private or "
-            "gated one needs `hf auth login`"
+            f"model.name: {name!r} is no folder here, and the hub has no such model{at}; a private "
+            "or gated one needs `hf auth login`"
         ) from error
     except (errors.HTTPError, OSError, *NONSENSE):
         return  # it answers, but not this: whoever loads the model hears why

@@ -68,14 +68,16 @@ def piece_of(tensor: Tensor, *, row: int = 0, column: int = 0) -> Piece:
     rows, columns = matrix.shape
     per_word = WORD_BYTES // values.element_size()
     in_words = column % per_word == 0 and columns % per_word == 0
-    read = _words if in_words else _elements
     weight_of_column = _column_factors(column, columns, per_word, in_words, values.device)
     weight_of_row = _factors(row + rows, ROWS, values.device)[row:]
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     at_once = max(1, CHUNK_BYTES // max(1, columns * values.element_size()))
     for start in range(0, rows, at_once):
-        chunk = read(_plain(matrix[start : start + at_once]))
-        sums = _dot(chunk, weight_of_column)
+        chunk = _plain(matrix[start : start + at_once])
+        bits = chunk.view(torch.int64) if in_words else _elements(chunk)
+        # CUDA has no product of integers.
+        on_cpu = bits.device.type == "cpu"
+        sums = bits @ weight_of_column if on_cpu else (bits * weight_of_column).sum(1)
         total += (sums * weight_of_row[start : start + at_once]).sum()
     return Piece(row, column, rows, columns, int(total))
 
@@ -127,22 +129,11 @@ def _plain(values: Tensor) -> Tensor:
     return hardshrink(values.contiguous(), smallest)
 
 
-def _words(values: Tensor) -> Tensor:
-    return values.view(torch.int64)
-
-
 def _elements(values: Tensor) -> Tensor:
     """Each value's bits, as a number that is not negative unless it takes the whole word."""
     size = values.element_size()
     signed = values.view(SIGNED[size]).to(torch.int64)
     return signed if size == WORD_BYTES else signed & (2 ** (8 * size) - 1)
-
-
-def _dot(chunk: Tensor, weights: Tensor) -> Tensor:
-    """Matrix times vector modulo 2**64; CUDA has no such product of integers."""
-    if chunk.device.type == "cpu":
-        return chunk @ weights
-    return (chunk * weights).sum(1)
 
 
 def _column_factors(

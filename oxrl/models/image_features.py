@@ -73,18 +73,16 @@ class ImageReader:
         if family is None:
             raise DataError(f"model.name: {name!r} reads no images")
         self.family = family
-        self.processor: Any
+        more: dict[str, Any] = {
+            "revision": revision or "main",
+            "trust_remote_code": trust_remote_code,
+        }
         if is_builtin(name):
             self.config: Any = vision_config(name)
-            self.processor = load_image_processor(name)
         else:
-            more: dict[str, Any] = {
-                "revision": revision or "main",
-                "trust_remote_code": trust_remote_code,
-            }
             with named_in_errors("image processor", name):
                 self.config = AutoConfig.from_pretrained(name, **more)
-            self.processor = load_image_processor(name, **more)
+        self.processor = load_image_processor(name, **more)
         self.image_id = int(getattr(self.config, family.image))
         self._image = _token(tokenizer, self.image_id)
         # What the chat template writes where an image is.

@@ -9,7 +9,7 @@ two functions stand in their own place until they are called.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -51,11 +51,15 @@ def called_later(functions: dict[str, str]) -> Iterator[None]:
 
 
 class _Waiting(ModuleType):
-    """Stands for a module that is not imported, with one function of it."""
+    """Stands for a module that is not imported, with one function of it, whose call imports it."""
 
     def __init__(self, name: str, function: str) -> None:
         super().__init__(name)
-        setattr(self, function, _at_first_call(name, function))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(import_module(name), function)(*args, **kwargs)
+
+        setattr(self, function, call)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -63,12 +67,3 @@ class _Waiting(ModuleType):
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(import_module(self.__name__), name)
-
-
-def _at_first_call(module: str, function: str) -> Callable[..., Any]:
-    """A function that imports its module when it is called."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(module), function)(*args, **kwargs)
-
-    return call

@@ -80,7 +80,6 @@ def load_tokenizer(
         DataError: nothing loadable under that name, no end token, or no such template file.
     """
     if is_builtin(name):
-        _require_known(name)
         tokenizer: PreTrainedTokenizerBase = _made_up(name).tokenizer()
     else:
         read: Any = AutoTokenizer.from_pretrained
@@ -141,6 +140,8 @@ class _MadeUp(NamedTuple):
 
 
 def _made_up(name: str) -> _MadeUp:
+    if name not in BUILTIN_DIMS:
+        raise DataError(f"model.name: no built-in model {name!r}; there are {BUILTINS}")
     if name in BUILTIN_VISION:
         from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer  # reads images
 
@@ -164,7 +165,6 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
     if base is not None:
         return _merged(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
-        _require_known(name)
         model: PreTrainedModel = _made_up(name).policy(name, seed=options.seed)
         if options.attention != "auto":
             model.set_attn_implementation(options.attention)
@@ -332,17 +332,13 @@ def _check_shapes(model_class: type[Any], folder: Path) -> None:
         )
 
 
-def loading_quietly() -> None:
-    """Turn off progress bars for what takes a moment; downloads keep theirs in a terminal."""
-    disable_progress_bar()
-    if on_terminal():
-        enable_progress_bars()
-
-
 @contextmanager
 def named_in_errors(what: str, name: str) -> Iterator[None]:
     """Say in errors what cannot be read from a directory or from the hub, and why."""
-    loading_quietly()
+    # Of what takes a moment; downloads keep theirs in a terminal.
+    disable_progress_bar()
+    if on_terminal():
+        enable_progress_bars()
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if looks_local and not path.is_dir():
@@ -367,8 +363,3 @@ def named_in_errors(what: str, name: str) -> Iterator[None]:
             f"model.name: no {what} {name!r} {where} ({reason}). "
             f"Without a network use a local directory or one of {BUILTINS}"
         ) from error
-
-
-def _require_known(name: str) -> None:
-    if name not in BUILTIN_DIMS:
-        raise DataError(f"model.name: no built-in model {name!r}; there are {BUILTINS}")

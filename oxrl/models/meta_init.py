@@ -41,10 +41,8 @@ class Later:
 
 def weights_later(model: Module) -> Later | None:
     """The weights that a model still waits for; None where they are all there."""
-    found = getattr(model, ATTRIBUTE, None)
-    if found is None and hasattr(model, "decoder"):
-        return getattr(model.decoder, ATTRIBUTE, None)
-    return found
+    decoder = getattr(model, "decoder", None)
+    return getattr(model, ATTRIBUTE, None) or getattr(decoder, ATTRIBUTE, None)
 
 
 def home_of(model: Module) -> torch.device:

@@ -17,6 +17,7 @@ from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import (
     Head,
     bootstrap_positions,
+    head_logits,
     head_of_batch,
     predicted_positions,
     spread,
@@ -92,12 +93,10 @@ class CausalNetwork:
     def _check_head(self) -> None:
         """Compare with the model's own logits once: an unknown post-processing must be noticed."""
         tokens = torch.tensor([[1, 2, 3]], device=self.model.device)
-        hidden = self.backbone(unpadded(tokens))
-        head = self.head
-        ours = nn.functional.linear(hidden, head.weight, head.bias) * head.scale
-        if head.softcap is not None:
-            ours = torch.tanh(ours / head.softcap) * head.softcap
-        theirs: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        hidden = self.backbone(unpadded(tokens))[0]
+        # Their logits have those of tokens that are never sampled too.
+        ours = head_logits(hidden, self.head._replace(never=None))
+        theirs: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
         if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise EngineError(
                 f"{type(self.model).__name__} computes its logits in a way oxRL does not know: "

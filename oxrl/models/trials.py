@@ -101,10 +101,15 @@ def shrink(config: PreTrainedConfig) -> None:
     text = config.get_text_config()
     heads: Any = getattr(text, "num_attention_heads", None)
     kv_heads: Any = getattr(text, "num_key_value_heads", None)
-    _keep_layers(text, _layers_kept(text))
+    layers = _layers_kept(text)
+    for name in PER_LAYER:
+        kinds = _own(text, name)
+        if isinstance(kinds, list):
+            setattr(text, name, kinds[:layers])
+    text.num_hidden_layers = layers
     for name, most in MOST.items():
         value = _own(text, name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > most:
+        if isinstance(value, int) and value > most:
             setattr(text, name, most)
     if isinstance(kv_heads, int) and isinstance(heads, int) and kv_heads:
         text.num_key_value_heads = max(1, text.num_attention_heads * kv_heads // heads)
@@ -136,14 +141,6 @@ def _layers_kept(config: PreTrainedConfig) -> int:
         if isinstance(every, int):
             kept = max(kept, min(every, layers))
     return kept
-
-
-def _keep_layers(config: PreTrainedConfig, count: int) -> None:
-    for name in PER_LAYER:
-        kinds = _own(config, name)
-        if isinstance(kinds, list):
-            setattr(config, name, kinds[:count])
-    config.num_hidden_layers = count
 
 
 def _fit_inner(config: PreTrainedConfig) -> None:

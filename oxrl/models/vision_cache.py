@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oxrl.modelfiles.folder import family_of
-from oxrl.models.vision_network import part_of
+from oxrl.models.vision_network import as_input, part_of
+from oxrl.tables.vision import VISION_FAMILIES
 from oxrl.types import TensorMap, Tensors
 
 # The input of a model with what its tower would make of the images.
@@ -49,8 +49,7 @@ class SeenImages:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: Any = model.base_model
-        family = family_of(model)
-        self._tiles = family is not None and family.layout == "tiles"
+        self._family = VISION_FAMILIES[self._decoder.config.model_type]
         self._held: OrderedDict[str, Seen] = OrderedDict()
         self._bytes = 0
         # Some families give one tensor of all images, others a tensor of each.
@@ -79,7 +78,10 @@ class SeenImages:
         seen = [self._held[name] for name in names]
         for name in names:
             self._held.move_to_end(name)
-        self._let_go(len(set(names)))
+        # What was used longest ago goes.
+        while self._bytes > MOST_BYTES and len(self._held) > len(set(names)):
+            _, gone = self._held.popitem(last=False)
+            self._bytes -= _size(gone)
         pooled: Any = [one.pooled for one in seen]
         if self._in_one:
             pooled = torch.cat(pooled)
@@ -92,10 +94,7 @@ class SeenImages:
         inputs: Tensors = {}
         for field in next(iter(pixels.values())):
             values = torch.cat([tensors[field] for tensors in pixels.values()])
-            values = values.to(decoder.device)
-            if values.is_floating_point():
-                values = values.to(decoder.dtype)
-            inputs[field] = values[None] if self._tiles else values
+            inputs[field] = as_input(decoder, self._family, values.to(decoder.device))
         said = decoder.get_image_features(**inputs, return_dict=True)
         counts = [len(tensors["pixel_values"]) for tensors in pixels.values()]
         pooled = said.pooler_output
@@ -106,12 +105,6 @@ class SeenImages:
             seen = Seen(pieces[at].clone(), tuple(layer[at].clone() for layer in layers))
             self._held[name] = seen
             self._bytes += _size(seen)
-
-    def _let_go(self, needed: int) -> None:
-        """Forget what was used longest ago, beyond MOST_BYTES."""
-        while self._bytes > MOST_BYTES and len(self._held) > needed:
-            _, gone = self._held.popitem(last=False)
-            self._bytes -= _size(gone)
 
 
 def _size(seen: Seen) -> int:

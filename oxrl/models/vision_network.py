@@ -115,13 +115,17 @@ def _pixel_inputs(decoder: Any, family: VisionFamily, batch: TokenBatch) -> Tens
     for name, ragged in batch.extras.items():
         if name == PATCHES or not len(ragged.values):
             continue
-        values = ragged.values
-        if values.is_floating_point():
-            values = values.to(decoder.dtype)
-        # All tiles of all rows as the tiles of one row: the model puts them into one line anyway,
-        # and padding rows to equally many would show it black images.
-        found[name] = values[None] if family.layout == "tiles" else values
+        found[name] = as_input(decoder, family, ragged.values)
     return found
+
+
+def as_input(decoder: Any, family: VisionFamily, values: Tensor) -> Tensor:
+    """Return an input of the images of any number of rows, as the model's forward takes it."""
+    if values.is_floating_point():
+        values = values.to(decoder.dtype)
+    # All tiles of all rows as the tiles of one row: the model puts them into one line anyway, and
+    # padding rows to equally many would show it black images.
+    return values[None] if family.layout == "tiles" else values
 
 
 def part_of(model: PreTrainedModel) -> dict[str, str]:

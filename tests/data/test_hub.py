@@ -308,6 +308,6 @@ def test_a_hub_that_answers_says_which_model_it_has_not(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(DataError, match="'you/tiny' is no folder here, and the hub has no such"):
-        check_on_hub("you/tiny", None, "model.name")
+        check_on_hub("you/tiny", None)
     with pytest.raises(DataError, match="nor a name on the hub"):
-        check_on_hub("you/ti ny", None, "model.name")
+        check_on_hub("you/ti ny", None)
