@@ -20,7 +20,6 @@ class Saved(Protocol):
             OSError, SafetensorError: the disk refused.
             NonFiniteError: a weight, or what the optimizer holds of it, is NaN or infinite.
         """
-        ...
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote, exactly, whichever engine wrote it and on however many ranks.
@@ -31,7 +30,6 @@ class Saved(Protocol):
         Raises:
             CheckpointError: it does not hold a checkpoint of this model.
         """
-        ...
 
 
 class SavedByRanks(Saved, Protocol):
@@ -58,11 +56,9 @@ class SavedByRanks(Saved, Protocol):
 
     def end_save(self) -> None:
         """Wait for what `begin_save` began; collective. Raises as `save` does."""
-        ...
 
     def drop_save(self) -> None:
         """Stop what `begin_save` began; for this rank alone."""
-        ...
 
     def part_problems(self, directory: Path) -> list[str]:
         """List the faults of files that several ranks wrote; each looks at some; collective."""

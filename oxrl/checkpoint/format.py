@@ -49,12 +49,6 @@ def unsafe(path: Path) -> str | None:
     return None if path.is_file() or path.is_dir() else "neither a file nor a directory"
 
 
-def file_hash(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def manifest_hash(body: Json) -> str:
     """The sha256 of what a manifest says besides its own hash."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -224,17 +224,18 @@ class Saver:
         from oxrl.checkpoint.verify import latest_checkpoint  # a run that begins has none
 
         if self._ranks.first:
-            found = latest_checkpoint(root, look_at_parts=lambda path: self._look(path, engines))
+
+            def look(path: Path) -> list[str]:
+                self._ranks.agree(str(path))
+                return _problems(path, engines)
+
+            found = latest_checkpoint(root, look_at_parts=look)
             self._ranks.agree("")
         else:
             found = None
             while path := self._ranks.agree(""):
                 _problems(Path(path), engines)
         return self._ranks.agree(found)
-
-    def _look(self, path: Path, engines: SavedEngines) -> list[str]:
-        self._ranks.agree(str(path))
-        return _problems(path, engines)
 
     def _begin(self, writer: CheckpointWriter, write: Callable[[Path], None]) -> None:
         begun = False
@@ -268,19 +269,14 @@ class Saver:
             folder = directory / name
             if self._ranks.first:
                 folder.mkdir(exist_ok=True)
-            if not _is_by_ranks(engine):
-                self._write_small(engine.save, folder)
-            elif refers:
-                self._write_small(self._options.origin.write, folder)
-            elif engine.begin_save(folder, background):
+            if _is_by_ranks(engine) and not refers:
+                if not engine.begin_save(folder, background):  # the first rank's disk refused
+                    self.drop()
+                    return
                 self._engines.append(engine)
-            else:  # the first rank's disk refused
-                self.drop()
-                return
-
-    def _write_small(self, write: Callable[[Path], None], folder: Path) -> None:
-        if self._ranks.first:
-            write(folder)
+            elif self._ranks.first:
+                write = self._options.origin.write if _is_by_ranks(engine) else engine.save
+                write(folder)
 
     def _complete(self) -> None:
         writer = self._writer

@@ -17,12 +17,12 @@ from oxrl.checkpoint.format import (
     MANIFEST_FILE,
     PARTS_FILE,
     contents,
-    file_hash,
     manifest_hash,
     read_parts,
     unsafe,
 )
 from oxrl.errors import NoCheckpointError
+from oxrl.modelfiles.hub import file_hash
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json, json_object
 

@@ -18,7 +18,6 @@ from oxrl.checkpoint.format import (
     MANIFEST_FILE,
     PARTS_FILE,
     contents,
-    file_hash,
     manifest_hash,
     read_parts,
     unsafe,
@@ -30,6 +29,7 @@ from oxrl.errors import (
     NonFiniteError,
     RunDirectoryError,
 )
+from oxrl.modelfiles.hub import file_hash
 from oxrl.runs.checkpoints import list_checkpoints, locked
 from oxrl.runs.files import Json, clear, fsync, make_folder, pretty_json, read_records
 
