@@ -163,7 +163,7 @@ class TurnDecays:
             [B, T] float64.
         """
         along = torch.full(ends.shape, within, dtype=torch.float64, device=ends.device)
-        return _instead(ends, self.gamma, along)
+        return along if self.gamma is None else torch.where(ends, self.gamma, along)
 
     def traces(self, ends: Tensor, within: Tensor) -> Tensor:
         """Lambda after each token: `trace` of this where a turn ends, else the one within a turn.
@@ -176,7 +176,7 @@ class TurnDecays:
             [B, T], in the dtype of `within`.
         """
         along = within[:, None].expand(ends.shape)
-        return _instead(ends, self.trace, along)
+        return along if self.trace is None else torch.where(ends, self.trace, along)
 
     def ends(self, order: Tensor, filled: Tensor) -> Tensor:
         """Find the trained tokens after which another turn begins.
@@ -229,13 +229,6 @@ def _rewards_of_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
     rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
     rewards = torch.where(action >= 0, rewards, 0.0)
     return torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
-
-
-def _instead(where: Tensor, value: float | None, otherwise: Tensor) -> Tensor:
-    """`value` at some places, if there is one."""
-    if value is None:
-        return otherwise
-    return torch.where(where, value, otherwise)
 
 
 def gae(

@@ -1,6 +1,6 @@
 """The functions whose docstrings hold the equations of the cells, as pages about them show them.
 
-Registries hold adapters for some cells, which only call the function that is meant here.
+Some cells only call another function, which is meant here; adapters wrap theirs.
 """
 
 from __future__ import annotations
@@ -26,33 +26,24 @@ from oxrl.functional.corrections import CORRECTIONS
 Function = Callable[..., Any]
 EQUATIONS: Mapping[str, Mapping[str, Function]] = {
     "advantage": {
+        **advantages.ADVANTAGES,
         "returns": advantages.gae,
         "whitened_returns": advantages.whiten,
         "batch_center": group_advantages.group_center,
         "gae": advantages.gae,
         "gae_length_adaptive": advantages.length_adaptive_lambda,
-        "group_normalize": group_advantages.group_normalize,
         "group_normalize_parts": part_advantages.group_normalize_parts,
         "turn_normalize": part_advantages.turn_normalize,
-        "group_center": group_advantages.group_center,
-        "group_center_batch_std": group_advantages.group_center_batch_std,
-        "group_center_centered_std": group_advantages.group_center_centered_std,
-        "group_center_rescaled": group_advantages.group_center_rescaled,
         "group_center_whitened": advantages.whiten,
-        "leave_one_out": group_advantages.leave_one_out,
-        "greedy_baseline": advantages.ADVANTAGES["greedy_baseline"],
         "length_weighted_center": group_advantages.length_weighted_center,
-        "mean_normalize": success_advantages.mean_normalize,
         "pass_at_k": success_advantages.pass_at_k_advantage,
-        "top_gap": success_advantages.top_gap,
         "teacher_gap": advantages.teacher_gap,
-        "group_normalize_teacher": advantages.ADVANTAGES["group_normalize_teacher"],
     },
     "ratio": ratios.RATIOS,
     "gate": policy_losses.GATES,
     "correction": CORRECTIONS,
     "kl": kl.KLS,
-    "weights": {name: getattr(weights, name) for name in weights.WEIGHTS},
+    "weights": weights.WEIGHTS,
 }
 # Of algorithms that are one loss, where it is not that of a preference method.
 LOSSES: Mapping[str, Function] = {

@@ -178,24 +178,19 @@ def _metrics(tokens: Tokens, decision: Decision) -> dict[str, Tensor]:
     weight = torch.where(live, decision.weight, 0.0).detach()
     nothing = torch.zeros_like(tokens.mask)
     per_token = {
-        "update/clip_frac_high": nothing,
-        "update/clip_frac_low": nothing,
+        "update/clip_frac_high": nothing if decision.high is None else decision.high,
+        "update/clip_frac_low": nothing if decision.low is None else decision.low,
         **decision.further,
     }
-    if decision.high is not None:
-        per_token["update/clip_frac_high"] = decision.high
-    if decision.low is not None:
-        per_token["update/clip_frac_low"] = decision.low
     metrics = {name: masked_mean(x.detach(), tokens.mask) for name, x in per_token.items()}
     total = weight.sum()
     squares = weight.square().sum() * live.sum()
-    metrics["update/weight_mean"] = masked_mean(weight, live)
-    metrics["update/weight_max"] = total
-    if weight.numel():
-        metrics["update/weight_max"] = weight.max()
-    metrics["update/weight_zero_frac"] = masked_mean(weight == 0, live)
-    metrics["update/weight_ess"] = total.square() / squares.clamp(min=1e-30)
-    return metrics
+    return metrics | {
+        "update/weight_mean": masked_mean(weight, live),
+        "update/weight_max": weight.max() if weight.numel() else total,
+        "update/weight_zero_frac": masked_mean(weight == 0, live),
+        "update/weight_ess": total.square() / squares.clamp(min=1e-30),
+    }
 
 
 def policy_gradient(

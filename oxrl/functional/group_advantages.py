@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Literal, Protocol
 
 import torch
@@ -367,6 +368,7 @@ def of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
         The estimator on the whole batch of a step, for `ADVANTAGES`.
     """
 
+    @wraps(estimate)
     def cell(x: AdvantageInputs) -> AdvantagesAndReturns:
         return of_rows(x, estimate(x.rewards, x.group_ids))
 

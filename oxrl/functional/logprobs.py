@@ -206,17 +206,7 @@ def chunked_head(
     """
     if chunk is None:
         chunk = head_chunk(head.weight.shape[0])
-    options = _Options(
-        head.softcap,
-        head.scale,
-        temperature,
-        entropy,
-        sum_p_squared,
-        top_k,
-        chunk,
-        head.never,
-        head.linear,
-    )
+    options = _Options(head, temperature, entropy, sum_p_squared, top_k, chunk)
     found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
     return HeadOutput(*found)
 
@@ -231,41 +221,38 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
     Returns:
         [n, V].
     """
-    options = _Options(head.softcap, head.scale, never=head.never, linear=head.linear)
-    logits, _ = _tempered_logits(hidden, head.weight, head.bias, options)
+    logits, _ = _tempered_logits(hidden, head.weight, head.bias, _Options(head))
     return logits
 
 
 class _Options(NamedTuple):
-    """Everything of `chunked_head` that has no gradient."""
+    """Everything of `chunked_head` that has no gradient; of the head, all but weight and bias."""
 
-    softcap: float | None
-    scale: float
+    head: Head
     temperature: float = 1.0
     entropy: bool = False
     sum_p_squared: bool = False
     top_k: int = 0
     chunk: int = 1
-    never: OptionalTensor = None
-    linear: Linear = nn.functional.linear
 
 
 def _tempered_logits(
     hidden: Tensor, weight: Tensor, bias: OptionalTensor, options: _Options
 ) -> tuple[Tensor, Tensor]:
     """Logits / temperature [n, V], and the softcap's tanh or an empty tensor; softmax precision."""
-    z = options.linear(hidden, weight, bias)
+    head = options.head
+    z = head.linear(hidden, weight, bias)
     z = z.to(torch.promote_types(z.dtype, torch.float32))
-    if options.scale != 1.0:
-        z = z * options.scale
+    if head.scale != 1.0:
+        z = z * head.scale
     tanh = z.new_empty(0)
-    if options.softcap is not None:
-        tanh = torch.tanh(z / options.softcap)
-        z = tanh * options.softcap
+    if head.softcap is not None:
+        tanh = torch.tanh(z / head.softcap)
+        z = tanh * head.softcap
     if options.temperature != 1.0:
         z = z / options.temperature
-    if options.never is not None:
-        z = z.masked_fill(options.never, NO_CHANCE)
+    if head.never is not None:
+        z = z.masked_fill(head.never, NO_CHANCE)
     return z, tanh
 
 
@@ -273,10 +260,10 @@ def _untempered_gradient(dz: Tensor, tanh: Tensor, options: _Options) -> Tensor:
     """Gradient by the plain product hidden @ weight^T, of that by its tempered logits; in place."""
     if options.temperature != 1.0:
         dz /= options.temperature
-    if options.softcap is not None:
+    if options.head.softcap is not None:
         dz *= 1 - tanh * tanh
-    if options.scale != 1.0:
-        dz *= options.scale
+    if options.head.scale != 1.0:
+        dz *= options.head.scale
     return dz
 
 
@@ -373,7 +360,7 @@ class _ChunkedHead(torch.autograd.Function):
             dz.addcmul_(p, pull[:, None], value=-1)
             dz = _untempered_gradient(dz, tanh, options)
             low = dz.to(hidden.dtype)
-            grad_hidden[rows] = options.linear(low, weight.t(), None)
+            grad_hidden[rows] = options.head.linear(low, weight.t(), None)
             if grad_weight is not None:
                 _add_product(grad_weight, low, hidden[rows])
             if grad_bias is not None:

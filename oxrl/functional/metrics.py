@@ -123,13 +123,15 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
         "data/empty_rows": float((lengths == 0).sum()),
     }
     if len(lengths):
-        metrics["data/length_mean"] = _mean(lengths)
-        metrics["data/length_p95"] = quantile(lengths, 0.95)
-        metrics["data/length_max"] = float(lengths.max())
-        # Of nothing: NaN.
-        metrics["data/length_correct"] = float(lengths[passed].mean())
-        metrics["data/length_wrong"] = float(lengths[~passed].mean())
-        metrics["data/truncated_frac"] = _mean(truncated)
+        metrics |= {
+            "data/length_mean": _mean(lengths),
+            "data/length_p95": quantile(lengths, 0.95),
+            "data/length_max": float(lengths.max()),
+            # Of nothing: NaN.
+            "data/length_correct": float(lengths[passed].mean()),
+            "data/length_wrong": float(lengths[~passed].mean()),
+            "data/truncated_frac": _mean(truncated),
+        }
     return metrics
 
 
@@ -222,24 +224,28 @@ def policy_metrics(
     if raw.numel():
         log_ratio = _bounded(raw)
         ratio = log_ratio.exp()
-        metrics["update/ratio_mean"] = _mean(ratio)
-        metrics["update/ratio_std"] = _std(ratio)
-        metrics["update/ratio_min"] = float(ratio.min())
-        metrics["update/ratio_max"] = float(ratio.max())
-        metrics["update/ratio_p01"] = quantile(ratio, 0.01)
-        metrics["update/ratio_p99"] = quantile(ratio, 0.99)
-        metrics["update/ratio_clamped_frac"] = _mean(raw != log_ratio)
-        metrics["kl/old_k3"] = _mean(ratio - 1 - log_ratio)
+        metrics |= {
+            "update/ratio_mean": _mean(ratio),
+            "update/ratio_std": _std(ratio),
+            "update/ratio_min": float(ratio.min()),
+            "update/ratio_max": float(ratio.max()),
+            "update/ratio_p01": quantile(ratio, 0.01),
+            "update/ratio_p99": quantile(ratio, 0.99),
+            "update/ratio_clamped_frac": _mean(raw != log_ratio),
+            "kl/old_k3": _mean(ratio - 1 - log_ratio),
+        }
     if entropy is not None:
         metrics["policy/entropy"] = _mean(masked_values(entropy, response_mask))
     if ref_logprobs is not None:
         raw = _log_ratio(logprobs, ref_logprobs, response_mask)
         difference = _bounded(raw)
         k1 = difference[response_mask]
-        metrics["kl/ref_k1"] = _mean(k1)
-        metrics["kl/ref_k3"] = _mean(torch.expm1(-k1) + k1)
-        metrics["kl/ref_row_sum"] = _mean(difference.sum(1)[response_mask.any(1)])
-        metrics["kl/clamped_frac"] = _mean((raw != difference)[response_mask])
+        metrics |= {
+            "kl/ref_k1": _mean(k1),
+            "kl/ref_k3": _mean(torch.expm1(-k1) + k1),
+            "kl/ref_row_sum": _mean(difference.sum(1)[response_mask.any(1)]),
+            "kl/clamped_frac": _mean((raw != difference)[response_mask]),
+        }
     return metrics
 
 
@@ -265,15 +271,14 @@ def mismatch_metrics(
     Returns:
         `mismatch/...`; none without a trained token.
     """
-    mask = response_mask
     rows = response_mask.any(1)
     if not rows.any():
         return {}
-    raw = _log_ratio(old_logprobs, rollout_logprobs, mask)
-    sampled = masked_values(rollout_logprobs, mask).exp()
-    moved = masked_values(old_logprobs, mask).exp() - sampled
-    distance = raw[mask].abs()
-    log_rho = _bounded(raw)[mask]
+    raw = _log_ratio(old_logprobs, rollout_logprobs, response_mask)
+    sampled = masked_values(rollout_logprobs, response_mask).exp()
+    moved = masked_values(old_logprobs, response_mask).exp() - sampled
+    distance = raw[response_mask].abs()
+    log_rho = _bounded(raw)[response_mask]
     rho = log_rho.exp()
     row_sum = raw.sum(1)[rows]
     metrics = {
@@ -282,27 +287,28 @@ def mismatch_metrics(
         "mismatch/kl_k1": _mean(-log_rho),
         "mismatch/kl_k3": _mean(rho - 1 - log_rho),
         "mismatch/prob_diff_max": float(moved.abs().max()),
-        "mismatch/ppl_ratio": float((-row_sum / mask.sum(1)[rows]).mean().exp()),
+        "mismatch/ppl_ratio": float((-row_sum / response_mask.sum(1)[rows]).mean().exp()),
         "mismatch/chi2_token": _mean(rho.square()) - 1,
         "mismatch/chi2_seq": _mean((2 * _bounded(row_sum)).exp()) - 1,
     }
-    if correction is not None:
-        weights = masked_values(correction, mask)
-        bounded = weights
-        if correction_level is not None:
-            rho = importance_ratio(
-                old_logprobs, rollout_logprobs, mask, correction_level=correction_level
-            )
-            bounded = masked_values(rho, mask)
-        rejected = ((correction == 0) | ~mask).all(1)[rows]
-        metrics["mismatch/weight_mean"] = _mean(weights)
-        metrics["mismatch/ess"] = _effective_share(weights)
-        truncated = (weights > 0) & (weights < bounded * (1 - 1e-6))
-        metrics["mismatch/trunc_frac_hi"] = _mean(truncated)
-        metrics["mismatch/trunc_frac_lo"] = _mean(weights > bounded * (1 + 1e-6))
-        metrics["mismatch/reject_frac_token"] = _mean(weights == 0)
-        metrics["mismatch/reject_frac_row"] = _mean(rejected)
-    return metrics
+    if correction is None:
+        return metrics
+    weights = masked_values(correction, response_mask)
+    bounded = weights
+    if correction_level is not None:
+        rho = importance_ratio(
+            old_logprobs, rollout_logprobs, response_mask, correction_level=correction_level
+        )
+        bounded = masked_values(rho, response_mask)
+    truncated = (weights > 0) & (weights < bounded * (1 - 1e-6))
+    return metrics | {
+        "mismatch/weight_mean": _mean(weights),
+        "mismatch/ess": _effective_share(weights),
+        "mismatch/trunc_frac_hi": _mean(truncated),
+        "mismatch/trunc_frac_lo": _mean(weights > bounded * (1 + 1e-6)),
+        "mismatch/reject_frac_token": _mean(weights == 0),
+        "mismatch/reject_frac_row": _mean(((correction == 0) | ~response_mask).all(1)[rows]),
+    }
 
 
 def _effective_share(weights: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.group_advantages import Groups
-from oxrl.functional.masks import require_same_shape
+from oxrl.functional.masks import broadcast, require_same_shape
 
 # Added to the standard deviation: rewards that are equal up to rounding become about 0.
 STD_EPS = 1e-6
@@ -222,4 +222,4 @@ def move_to_scale(
     rest = scaled - rewards.double() / spread
     tokens_from_here = mask.flip(1).cumsum(1).flip(1)
     last = mask & (tokens_from_here == 1)
-    return divided + torch.where(last, rest[:, None], 0.0)
+    return divided + broadcast(rest, last)

@@ -13,6 +13,7 @@ where shapes or types are others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -219,6 +220,7 @@ def of_responses(weigh: Callable[..., Tensor]) -> Weights:
         The same, for `WEIGHTS`.
     """
 
+    @wraps(weigh)
     def cell(response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any) -> Tensor:
         return weigh(response_mask, **numbers)
 
