@@ -72,14 +72,13 @@ def planned(path: Path) -> dict[str, float]:
     from oxrl.modelfiles.dims import model_dims
     from oxrl.plan.memory import memory, memory_needed, rows_no_longer
     from oxrl.plan.preflight import Prepared, check_data, check_tokenizer
-    from oxrl.runs.waiting import Patience
 
     cfg = load_config(path)
     dims = model_dims(cfg.model.name)
     assert dims is not None
     with closing(Prepared()) as prepared:
-        check_tokenizer(cfg, prepared, Patience())
-        check_data(cfg, prepared, Patience())
+        check_tokenizer(cfg, prepared)
+        check_data(cfg, prepared)
         longest = prepared.longest
         if cfg.train.row.recipe == "rl":
             longest += cfg.rollout.max_tokens

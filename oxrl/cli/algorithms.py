@@ -65,7 +65,7 @@ HEADER = (
 )
 
 
-def algorithm_table(family: str = "") -> str:
+def algorithm_table(family: str) -> str:
     """The table as text: a line of cells per algorithm, then a line of words per algorithm.
 
     Args:

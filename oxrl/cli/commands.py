@@ -27,16 +27,20 @@ config_app.command("diff")(config_diff_command)
 config_app.command("convert")(config_convert)
 
 every = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-every.command()(train)
-every.command()(plan)
-every.command("eval")(evaluate)
-every.command()(score)
-every.command()(generate)
-every.command()(report)
-every.command()(replay)
-every.command()(export)
-every.command()(prepare)
-every.command()(algorithms)
-every.command()(doctor)
-every.command()(completion)
+COMMANDS = {
+    "train": train,
+    "plan": plan,
+    "eval": evaluate,
+    "score": score,
+    "generate": generate,
+    "report": report,
+    "replay": replay,
+    "export": export,
+    "prepare": prepare,
+    "algorithms": algorithms,
+    "doctor": doctor,
+    "completion": completion,
+}
+for name, command in COMMANDS.items():
+    every.command(name)(command)
 every.add_typer(config_app, name="config")

@@ -28,8 +28,7 @@ def config_diff_command(
     b: Annotated[Path, typer.Argument(help="YAML file.")],
 ) -> None:
     """Print the fields in which two configurations differ, defaults included."""
-    differences = config_diff(load(a, None), load(b, None))
-    for path, (left, right) in differences.items():
+    for path, (left, right) in config_diff(load(a, None), load(b, None)).items():
         say(f"{path}: {json.dumps(left)} -> {json.dumps(right)}")
 
 

@@ -101,11 +101,13 @@ def _check_together(
 ) -> None:
     """Options of `generate` that do not go together, or have no meaning."""
     if top_p == 0:
-        text = "must be above 0; --top-k 1 takes the most likely token"
-        raise typer.BadParameter(text, param_hint="--top-p")
+        raise typer.BadParameter(
+            "must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p"
+        )
     if engine != "local" and (env is not None or image):
-        text = "is for questions of text alone: leave out --env and --image"
-        raise typer.BadParameter(text, param_hint="--engine")
+        raise typer.BadParameter(
+            "is for questions of text alone: leave out --env and --image", param_hint="--engine"
+        )
     if env is not None and image:
         raise typer.BadParameter("environments show their own images", param_hint="--image")
 

@@ -30,9 +30,10 @@ def run_script(kind: Literal["rl", "sl"]) -> None:
         cfg = load(config, overrides)
         found = "rl" if cfg.recipe == "rl" else "sl"
         if found != kind:
-            command = f"python main_{found}.py --config {config}"
-            why = f"train.alg_name={cfg.train.alg_name} is {kinds[found]}; use: {command}"
-            raise ConfigError(why)
+            raise ConfigError(
+                f"train.alg_name={cfg.train.alg_name} is {kinds[found]}; use: "
+                f"python main_{found}.py --config {config}"
+            )
         train_or_rehearse(cfg, resume=resume, accept=accept or [], dry_run=dry_run)
 
     program = typer.Typer(

@@ -59,7 +59,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> Activat
     size = cfg.model.weight_bytes
     layer = layer_bytes(cfg, dims, batch)
     stream = batch.tokens * dims.hidden * size
-    last_norm = _norm_bytes(batch.tokens * dims.hidden, size, trained=not cfg.lora.rank) + stream
+    last_norm = _norm_bytes(cfg, batch.tokens * dims.hidden) + stream
     head = _head_bytes(cfg, dims, batch.tokens)
     if not cfg.model.gradient_checkpointing:
         most = max(head, _layer_gradients(cfg, dims, batch))
@@ -74,11 +74,10 @@ def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> Activat
 def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     """Count the bytes that one layer keeps."""
     size = cfg.model.weight_bytes
-    trained = not cfg.lora.rank
-    found = 2 * _norm_bytes(batch.tokens * dims.hidden, size, trained=trained)
+    found = 2 * _norm_bytes(cfg, batch.tokens * dims.hidden)
     found += 2 * batch.tokens * dims.hidden * size
     if dims.normed_heads:
-        found += _norm_bytes(batch.tokens * (dims.queries + dims.keys), size, trained=trained)
+        found += _norm_bytes(cfg, batch.tokens * (dims.queries + dims.keys))
     found += _attention_bytes(dims, batch, size)
     found += 4 * batch.tokens * dims.intermediate * size
     if cfg.lora.rank:
@@ -87,9 +86,9 @@ def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     return found
 
 
-def _norm_bytes(numbers: int, size: int, *, trained: bool) -> int:
+def _norm_bytes(cfg: Config, numbers: int) -> int:
     """Count a norm's bytes: its input in float32, and normalised where its weight is trained."""
-    return numbers * (FLOAT32 + size * trained)
+    return numbers * (FLOAT32 if cfg.lora.rank else FLOAT32 + cfg.model.weight_bytes)
 
 
 def _attention_bytes(dims: ModelDims, batch: MicroBatch, size: int) -> int:
@@ -109,16 +108,10 @@ def _layer_gradients(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     silu(gate) and up before these are freed; and of tied embeddings, until their own layer has its
     turn.
     """
-    size = cfg.model.weight_bytes
     numbers = batch.tokens * 2 * (dims.hidden + dims.intermediate)
-    return numbers * size + _waiting_head(cfg, dims)
-
-
-def _waiting_head(cfg: Config, dims: ModelDims) -> int:
-    """Count the gradient of tied embeddings as a head, which waits for that of the embeddings."""
-    if not dims.tied or cfg.lora.rank or cfg.recipe == "reward_model":
-        return 0
-    return dims.vocabulary * dims.hidden * cfg.model.weight_bytes
+    if dims.tied and not cfg.lora.rank and cfg.recipe != "reward_model":
+        numbers += dims.vocabulary * dims.hidden
+    return numbers * cfg.model.weight_bytes
 
 
 def _head_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:

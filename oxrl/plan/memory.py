@@ -63,14 +63,13 @@ class Held(NamedTuple):
     """Bytes per trained weight.
 
     weights: that the model computes with, or pieces of them. masters: float32 copies. kept: by the
-    optimizer between steps. gradients: summed in float32. own_gradients: of one micro-batch, in the
-    type of the weights, until they are added up. stored: of weight and master in a checkpoint.
+    optimizer between steps. own_gradients: of one micro-batch, in the type of the weights, until
+    they are added up to float32. stored: of weight and master in a checkpoint.
     """
 
     weights: float
     masters: float
     kept: float
-    gradients: float
     own_gradients: float
     stored: float
 
@@ -141,7 +140,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
         dims: of `cfg.model`.
     """
     each = held_of(cfg, dims)
-    ranks = _ranks(cfg)
+    stage = cfg.train.engine.zero_stage
+    ranks = Ranks(cfg.run.training_gpus, cfg.deepspeed.zero_stage if stage is None else stage)
     trained, _ = _models(cfg, dims)
     held, offloaded = _held(cfg, dims, ranks)
     phases: dict[str, int] = {}
@@ -155,11 +155,11 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
             phases["rollout"] += held
     bucket, whole = _of_deepspeed(cfg, dims, ranks)
     held += whole
-    gradients = ranks.share(trained * each.gradients, since=2)
+    gradients = ranks.share(trained * FLOAT32, since=2)
     # Gradients of a micro-batch, in the type of the weights, appear as its activations go.
     own = ranks.share(trained * each.own_gradients, since=2)
     activations = activation_bytes(cfg, dims, micro_batch(cfg))
-    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+    if cfg.fsdp.offload_optimizer:
         offloaded += gradients
         gradients = 0
     computing = bucket + max(activations.on_device, own) + _gathered(cfg, dims, ranks)
@@ -168,13 +168,6 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     if cfg.train.row.moves_reference:
         stored += dims.parameters * cfg.model.weight_bytes
     return Memory(phases, held, offloaded + activations.offloaded, stored)
-
-
-def _ranks(cfg: Config) -> Ranks:
-    stage = cfg.train.engine.zero_stage
-    if stage is None:
-        stage = cfg.deepspeed.zero_stage
-    return Ranks(cfg.run.training_gpus, stage)
 
 
 def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
@@ -187,9 +180,9 @@ def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
     """Count the parameters of adapters on every linear layer."""
-    queries = dims.queries
-    outputs = queries + 2 * dims.keys + dims.hidden + 2 * dims.intermediate + dims.hidden
-    inputs = 3 * dims.hidden + queries + 2 * dims.hidden + dims.intermediate
+    # Of queries, keys, values, output, gate, up and down.
+    outputs = dims.queries + 2 * (dims.keys + dims.hidden + dims.intermediate)
+    inputs = 5 * dims.hidden + dims.queries + dims.intermediate
     each = cfg.lora.rank * (inputs + outputs)
     if cfg.lora.dora:  # a magnitude for each output
         each += outputs
@@ -210,7 +203,7 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     reference = of_reference.share(copies, since=3)
     offloaded = weights * zero.offload_param + states * zero.offload_optimizer
     offloaded += reference * cfg.deepspeed_ref.offload_param
-    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+    if cfg.fsdp.offload_optimizer:
         offloaded = weights + states
     return weights + states + reference - offloaded, offloaded
 
@@ -222,17 +215,17 @@ def held_of(cfg: Config, dims: ModelDims) -> Held:
         dims: of `cfg.model`.
     """
     kept = kept_by_optimizer(cfg, dims)
-    low = cfg.model.weight_bytes < 4
-    if not low or cfg.lora.dora:  # adapters with magnitudes are float32 beside any model
+    # Adapters with magnitudes are float32 beside any model.
+    if cfg.model.weight_bytes == FLOAT32 or cfg.lora.dora:
         # DeepSpeed steps flat copies of any weights, float32 ones too.
         copied = cfg.train.backend == "deepspeed" and cfg.deepspeed.zero_stage > 0
-        return Held(4, 4 * copied, kept, 4, 0, 4)
+        return Held(4, 4 * copied, kept, 0, 4)
     if cfg.train.master_weights == "none":
-        return Held(2, 0, kept, 4, 2, 2)
+        return Held(2, 0, kept, 2, 2)
     if cfg.train.backend == "fsdp" and not cfg.lora.rank:
         # Its pieces are the masters; what a layer computes with is cast when it is gathered.
-        return Held(4, 0, kept, 4, 0, 6)
-    return Held(2, 4, kept, 4, 2, 6)
+        return Held(4, 0, kept, 0, 6)
+    return Held(2, 4, kept, 2, 6)
 
 
 def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
@@ -272,7 +265,7 @@ def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
 
 def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     """Count the bytes that each rank gathers as it runs: two layers, and all outside of layers."""
-    if ranks.stage < 3 or not cfg.train.engine.several_ranks:
+    if ranks.stage < 3:
         return 0
     whole = dims.parameters - (dims.layers - 2) * dims.layer
     if cfg.train.backend == "deepspeed":
@@ -292,15 +285,8 @@ def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]
 
 def persistent_parameters(dims: ModelDims) -> int:
     """Count the parameters that stage 3 leaves whole: those of small weights."""
-    outputs = (
-        dims.queries,
-        dims.queries,
-        dims.keys,
-        dims.keys,
-        dims.intermediate,
-        dims.intermediate,
-    )
-    sizes = [dims.hidden * width for width in (*outputs, dims.intermediate)] * dims.layers
+    widths = 2 * [dims.queries, dims.keys] + 3 * [dims.intermediate]
+    sizes = [dims.hidden * width for width in widths] * dims.layers
     sizes += [dims.vocabulary * dims.hidden] * (1 if dims.tied else 2)
     return sum(size for size in sizes if size < PERSISTENT)
 
@@ -315,7 +301,7 @@ def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     copies = 1 + (cfg.train.weight_decay > 0)
     if cfg.train.optimizer != "adamw" or cfg.train.master_weights == "none":
         copies = 3  # the weight, raised and stepped, and how far it went
-    return copies * FLOAT32 * largest // (ranks.world if ranks.stage >= 1 else 1)
+    return ranks.share(copies * FLOAT32 * largest, since=1)
 
 
 def sync_bytes(cfg: Config, dims: ModelDims) -> int:

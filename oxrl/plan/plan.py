@@ -16,7 +16,7 @@ from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import disk_needed, memory, on_cpu, sync_bytes
 from oxrl.tables.watch import PHASES, Phase
 
-# Texts by their labels.
+# Texts by their labels; an empty one is not shown.
 Lines = dict[str, str]
 
 
@@ -37,15 +37,12 @@ def plan_text(cfg: Config) -> str:
         f"{cfg.model.dtype}{held}, device {cfg.run.device}, into {cfg.run.directory}"
     )
     lines = {"run": run} | batch(cfg) | _evaluation(cfg)
-    origin = told_origin(cfg.model.name)
-    if origin:
-        lines["policy"] = origin
-    reference = reference_text(cfg)
-    if reference:
-        lines["reference"] = reference
-    lines |= _sizes(cfg) | {"at once": _micro_batches(cfg)}
+    lines["policy"] = told_origin(cfg.model.name)
+    lines["reference"] = reference_text(cfg)
+    lines |= _sizes(cfg)
+    lines["at once"] = _micro_batches(cfg)
     lines["deadlines"] = _waits(cfg)
-    return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
+    return "\n".join(f"{label:<11}{text}" for label, text in lines.items() if text)
 
 
 def _rl_batch(cfg: Config) -> Lines:
@@ -171,8 +168,8 @@ def _sizes(cfg: Config) -> Lines:
     stored = memory(cfg, dims).stored
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)
-    sync = sync_text(cfg, dims)
-    return ({"sync": sync} if sync else {}) | {
+    return {
+        "sync": sync_text(cfg, dims),
         "model": f"{dims.parameters:,} parameters, context {cfg.model.context_length or 'unknown'}",
         "disk": (
             f"{decimal(stored)} per checkpoint, {decimal(needed)} with {kept} kept and one being "

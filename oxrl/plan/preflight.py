@@ -23,7 +23,7 @@ from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
 from oxrl.assembly.reward_pools import build_rewards
 from oxrl.assembly.settle import decide_sharing, describe_sharing
 from oxrl.config import Config
-from oxrl.config.conditions import open_choice, sharing_is_read
+from oxrl.config.conditions import sharing_is_read
 from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
 from oxrl.config.sections.reward import asked_rewards
@@ -95,13 +95,15 @@ class Prepared:
     """Things that checks found on the way, for later ones; closing it ends the reward's workers.
 
     tokenizer: None where it cannot be had. prompts: the first ones of every training file.
-    longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried.
+    longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried. patience:
+    how long answers are waited for.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
-    prompts: dict[str, list[Prompt]] = field(default_factory=dict[str, list[Prompt]])
+    prompts: dict[str, list[Prompt]] = field(default_factory=dict)
     longest: int = 0
     pool: ScoringPool | None = None
+    patience: Patience = field(default_factory=Patience)
     _assembly: Assembly | None = None
 
     def assembly_of(self, cfg: Config) -> Assembly:
@@ -116,10 +118,11 @@ class Prepared:
             self.pool.close()
 
 
-Check = Callable[[Config, Prepared, Patience], str]
+# Empty: the run has nothing of that kind, which needs no word.
+Check = Callable[[Config, Prepared], str]
 
 
-def check_model(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_model(cfg: Config, prepared: Prepared) -> str:
     """Check that the model's files are here and whole, and of a kind that transformers has."""
     name = cfg.model.name
     if is_builtin(name):
@@ -174,7 +177,7 @@ def _architecture(cfg: Config, folder: Path) -> str:
     own_code = cfg.model.trust_remote_code
     with named_in_errors("model", str(folder)):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
-    known: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     family = str(config.model_type)
     if family in VISION_FAMILIES:
         sees = "shows it images" if has_image_processor(str(folder)) else "lacks an image processor"
@@ -190,11 +193,11 @@ def _architecture(cfg: Config, folder: Path) -> str:
     )
 
 
-def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_prompts_read(cfg: Config, prepared: Prepared) -> str:
     """Check if prompts can be read once; auto does without where they cannot."""
     if not sharing_is_read(cfg):
-        return "this algorithm has neither groups nor pairs"
-    if not open_choice(cfg):
+        return ""
+    if cfg.train.share_prefix != "auto":
         how = "once for all responses" if cfg.train.share_prefix else "once per response"
         return f"read {how}, as train.share_prefix says"
     return describe_sharing(decide_sharing(_as_it_is_here(cfg))).removeprefix("each prompt is ")
@@ -209,10 +212,10 @@ def _as_it_is_here(cfg: Config) -> Config:
     return cfg.model_copy(update={"model": own})
 
 
-def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_device(cfg: Config, prepared: Prepared) -> str:
     """Check that the device that was asked for is here; with Ray other machines have it."""
     if cfg.run.device != "cuda":
-        return cfg.run.device
+        return ""
     try:
         return str(prepared.assembly_of(cfg).device)
     except ConfigError:
@@ -221,7 +224,7 @@ def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
         raise Unknown("none is on this machine; a run asks the Ray cluster for one") from None
 
 
-def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_tokenizer(cfg: Config, prepared: Prepared) -> str:
     """Check that the tokenizer can be loaded and has a chat template."""
     tokenizer = Assembly(_as_it_is_here(cfg)).tokenizer
     ChatEncoder(tokenizer)
@@ -230,7 +233,7 @@ def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return f"{len(tokenizer):,} tokens, {template}"
 
 
-def check_data(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_data(cfg: Config, prepared: Prepared) -> str:
     """Check that every data file can be read, and the model sees something in its first rows."""
     told: list[str] = []
     unreached: list[str] = []
@@ -273,8 +276,8 @@ def _rows_of(assembly: Assembly, *, held_out: bool) -> tuple[type[Dataset[Any]],
     """Return the dataset that the recipe of a run reads a data file as, and its options."""
     cfg = assembly.cfg
     if cfg.recipe == "rl" or (cfg.recipe == "rejection" and not held_out):
-        longest = longest_prompt(cfg)
-        return PromptDataset, assembly.row_options(held_out=held_out, max_tokens=longest)
+        options = assembly.row_options(held_out=held_out, max_tokens=longest_prompt(cfg))
+        return PromptDataset, options
     from oxrl.assembly.given_rows import given_rows  # others have answers
 
     return given_rows(assembly, held_out=held_out)
@@ -307,7 +310,7 @@ def _read_all(
     return told, [row for _, _, row in wordiest]
 
 
-def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_reward(cfg: Config, prepared: Prepared) -> str:
     """Check that the reward can be loaded, and scores prompts of the data."""
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
@@ -320,7 +323,7 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     known = True
     for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
         try:
-            text = _try_one(pool, prepared, patience)
+            text = _try_one(pool, prepared)
         except Unknown as error:
             known = False
             text = str(error)
@@ -330,12 +333,12 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return "; ".join(told)
 
 
-def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
+def _try_one(pool: SinglePool, prepared: Prepared) -> str:
     """Load one reward, and have it score prompts of the data."""
     if Path(pool.name).is_dir():
         check_model_folder(Path(pool.name))
         return f"{pool.name}, a reward model, which is loaded when a run starts"
-    pool.start(patience)
+    pool.start(prepared.patience)
     if isinstance(pool, AskingPool):
         problem = pool.unreachable()
         if problem:  # a run may do without: verdicts are kept
@@ -344,16 +347,16 @@ def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
     if not prepared.prompts:
         return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
     for prompts in prepared.prompts.values():
-        try_reward(pool, prompts, patience)
+        try_reward(pool, prompts, prepared.patience)
     tried = sum(map(len, prepared.prompts.values()))
     return f"{pool.name}, tried on {tried} prompts of the data"
 
 
-def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_environment(cfg: Config, prepared: Prepared) -> str:
     """Check that the environment can be loaded, and begins an episode on a prompt of the data."""
     name = cfg.environment.name
     if not name:
-        return "none: every response is one turn"
+        return ""
     if cfg.scores_nothing:
         return f"{name}, of which rollout.from_samples has the episodes"
     prompts = [prompt for found in prepared.prompts.values() for prompt in found]
@@ -361,29 +364,28 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
         raise Unknown("without prompts of the data no episode can begin")
     from oxrl.assembly.episode_wiring import try_environment  # single turns do without
 
-    return try_environment(prepared.assembly_of(cfg), prompts[0], patience)
+    return try_environment(prepared.assembly_of(cfg), prompts[0], prepared.patience)
 
 
-def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_loss(cfg: Config, prepared: Prepared) -> str:
     """Check that a policy loss of the user's own can be called, and is a loss."""
     if not cfg.train.row.has_own_loss:
-        return f"{cfg.train.row.gate}, of the table"
+        return ""
     from oxrl.usercode.gates import tried_gate  # those of the table do without
 
-    sent = cfg.train.backend != "local"
-    return tried_gate(cfg.train.row.gate, cfg.train.loss_numbers, sent=sent)
+    return tried_gate(cfg.train.row.gate, cfg.train.loss_numbers, sent=cfg.train.backend != "local")
 
 
-def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_features(cfg: Config, prepared: Prepared) -> str:
     """Check that features of the user's own can be loaded."""
     if not cfg.train.features:
-        return "none of your own"
+        return ""
     from oxrl.recipes.features.own_feature import tried_features  # most runs have none
 
     return tried_features(list(cfg.train.features))
 
 
-def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_trackers(cfg: Config, prepared: Prepared) -> str:
     """Check that the packages of all trackers are installed.
 
     Raises:
@@ -391,23 +393,27 @@ def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """
     for name in cfg.run.shown_in:
         row = TRACKERS[name]
-        if find_spec(row.package) is None:
+        if find_spec(name) is None:
             raise MissingExtraError(
-                f"run.trackers: {row.title} needs the package {row.package}, which is not "
+                f"run.trackers: {row.title} needs the package {name}, which is not "
                 f"installed: {row.install} does it, or leave the tracker out"
             )
+    if not cfg.run.trackers:
+        return ""
     return ", ".join(TRACKERS[name].title for name in cfg.run.shown_in)
 
 
-def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_sampler(cfg: Config, prepared: Prepared) -> str:
     """Check that the package that samples on this machine is installed.
 
     Raises:
         MissingExtraError: it is not; says what installs it.
     """
+    if not cfg.sampling_process:
+        return ""
     name = cfg.inference_engine.name
     package = SAMPLING_ENGINES[name].package
-    if cfg.sampling_process and package is not None and find_spec(package) is None:
+    if package is not None and find_spec(package) is None:
         raise MissingExtraError(
             f"inference_engine.name: {name} is not installed: `make env-scale` on a CPU machine, "
             f"pip install -e '.[{name}]' for CUDA; or set it to local"
@@ -415,7 +421,7 @@ def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return name
 
 
-def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_optimizer(cfg: Config, prepared: Prepared) -> str:
     """Check that the library of the optimizer, and of weights in four bits, is installed.
 
     Raises:
@@ -432,10 +438,12 @@ def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
             "model.load_in_4bit needs bitsandbytes, which is not installed: "
             "pip install -e '.[qlora]', or set it to false"
         )
-    return f"{name}, frozen weights in four bits" if cfg.model.load_in_4bit else name
+    if cfg.model.load_in_4bit:
+        return f"{name}, frozen weights in four bits"
+    return "" if name == "adamw" else name
 
 
-def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_memory(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory that rows as long as those of the data take."""
     if cfg.environment.name:
         raise Unknown("how long rows get is for the environment to say")
@@ -448,7 +456,7 @@ def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return _memory_text(rows_no_longer(cfg, tokens), when)
 
 
-def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_limit(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory for rows as long as the configuration allows."""
     when = "with rows as long as the model reads"
     longest = cfg.model.context_length
@@ -487,7 +495,7 @@ def _dims(cfg: Config) -> ModelDims:
     return dims
 
 
-def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+def check_disk(cfg: Config, prepared: Prepared) -> str:
     """Check that the disk has room for the checkpoints that will be on it at once."""
     needed, checkpoints = disk_needed(cfg, _dims(cfg))
     place = cfg.run.directory.absolute()
@@ -522,10 +530,10 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -> Finding:
+def examine(cfg: Config, prepared: Prepared, subject: str) -> Finding:
     """Make one of the CHECKS, and return what it finds; nothing is raised."""
     try:
-        return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
+        return Finding(subject, "ok", CHECKS[subject](cfg, prepared))
     except Warned as warned:
         return Finding(subject, "warning", str(warned))
     except (Unknown, UnreachableError) as unknown:
@@ -540,10 +548,9 @@ def reply(prepared: Prepared, request: Json) -> Json:
     """Make the check that `examine_apart` asks for, and return what it finds."""
     cfg = Config.model_validate(request["config"])
     try:
-        finding = examine(cfg, prepared, request["subject"], Patience())
+        return examine(cfg, prepared, request["subject"])._asdict()
     except OxrlError as error:
         return {"state": "failed", "text": str(error)}
-    return {"state": finding.state, "text": finding.text}
 
 
 def prepare_to_begin(cfg: Config) -> Prepared:
@@ -566,13 +573,14 @@ def prepare_to_begin(cfg: Config) -> Prepared:
         return prepared
     try:
         with StopRequest() as stop:
-            patience = Patience(partial(bool, stop))
+            prepared.patience = Patience(partial(bool, stop))
             for check in CHECKS.values():
                 with suppress(Unknown):
-                    check(cfg, prepared, patience)
+                    check(cfg, prepared)
                 if stop:
-                    why = f"stopped by {stop.requested} before the run began; nothing was written"
-                    raise Interrupted(why)
+                    raise Interrupted(
+                        f"stopped by {stop.requested} before the run began; nothing was written"
+                    )
     except BaseException:
         prepared.close()
         raise

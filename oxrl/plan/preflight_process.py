@@ -12,7 +12,6 @@ from contextlib import closing
 from functools import partial
 
 from oxrl.config import Config
-from oxrl.config.conditions import sharing_is_read
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.errors import OxrlError
@@ -31,7 +30,8 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     """Make every check of `oxrl.plan.preflight` in another process.
 
     Yields:
-        (subject, "ok", "unknown", "warning" or "wrong", text), as each is made.
+        (subject, "ok", "unknown", "warning" or "wrong", text), as each is made, of what the run
+        has.
 
     Raises:
         OxrlError: something is wrong that is no mistake in the input.
@@ -40,7 +40,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     printed = Printed("a check")
     worker = Worker(__name__, printed)
     try:
-        for subject in _subjects(cfg):
+        for subject in LATE:
             limit_s = LIMIT_S
             if subject == "reward":
                 times = [asked.timeout_s for asked in asked_rewards(cfg.reward)]
@@ -60,24 +60,10 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
                 ) from None
             if reply["state"] == "failed":
                 raise OxrlError(reply["text"])
-            yield subject, reply["state"], reply["text"]
+            if reply["text"]:
+                yield subject, reply["state"], reply["text"]
     finally:
         worker.end()
-
-
-def _subjects(cfg: Config) -> list[str]:
-    """List the subjects of `LATE` that this run has."""
-    absent = {
-        "device": cfg.run.device != "cuda",
-        "prompts": not sharing_is_read(cfg),
-        "environment": not cfg.environment.name,
-        "loss": not cfg.train.row.has_own_loss,
-        "features": not cfg.train.features,
-        "trackers": not cfg.run.trackers,
-        "sampler": not cfg.sampling_process,
-        "optimizer": cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit,
-    }
-    return [subject for subject in LATE if not absent.get(subject)]
 
 
 # What did not come to an end.

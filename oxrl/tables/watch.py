@@ -110,37 +110,22 @@ class Deadlines:
 class TrackerRow:
     """A tracker.
 
-    title: in messages. package: imported to talk to it. install: what installs that, in the folder
-    of oxRL's own repository.
+    title: in messages. install: what installs its package, which has its name, in the folder of
+    oxRL's own repository.
     """
 
     title: str
-    package: str
     install: str
 
 
 TRACKERS: Mapping[str, TrackerRow] = MappingProxyType(
     {
-        "mlflow": TrackerRow(
-            "MLflow",
-            "mlflow",
-            "pip install -c constraints.txt -e .",
-        ),
+        "mlflow": TrackerRow("MLflow", "pip install -c constraints.txt -e ."),
         "tensorboard": TrackerRow(
-            "TensorBoard",
-            "tensorboard",
-            'pip install -c constraints.txt -e ".[tensorboard]"',
+            "TensorBoard", 'pip install -c constraints.txt -e ".[tensorboard]"'
         ),
-        "wandb": TrackerRow(
-            "W&B",
-            "wandb",
-            'pip install -c constraints.txt -e ".[wandb]"',
-        ),
+        "wandb": TrackerRow("W&B", 'pip install -c constraints.txt -e ".[wandb]"'),
         # Without the pins: it wants an older Pillow than they name.
-        "trackio": TrackerRow(
-            "trackio",
-            "trackio",
-            'pip install -e ".[trackio]"',
-        ),
+        "trackio": TrackerRow("trackio", 'pip install -e ".[trackio]"'),
     }
 )

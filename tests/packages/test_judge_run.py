@@ -20,7 +20,6 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RewardDefinitionError, RewardError
 from oxrl.plan.preflight import CHECKS, Prepared, examine
-from oxrl.runs.waiting import Patience
 
 DEADLINE_S = 120.0
 
@@ -133,7 +132,7 @@ def test_plan_says_whether_the_judge_answers_and_asks_it_nothing(
 ) -> None:
     def told(cfg: Config) -> tuple[str, str]:
         with closing(Prepared()) as prepared:
-            found = [examine(cfg, prepared, subject, Patience()) for subject in CHECKS]
+            found = [examine(cfg, prepared, subject) for subject in CHECKS]
         (reward,) = [one for one in found if one.subject == "reward"]
         return reward.state, reward.text
 

@@ -20,16 +20,14 @@ from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
 from oxrl.runs.mirrors import Trackers
 from oxrl.runs.recorder import Recorder
-from oxrl.runs.waiting import Patience
 from oxrl.tables.watch import TRACKERS
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
-MISSING = [name for name, row in TRACKERS.items() if find_spec(row.package) is None]
+MISSING = [name for name in TRACKERS if find_spec(name) is None]
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    package = TRACKERS[name].package
-    return pytest.mark.skipif(name in MISSING, reason=f"the package {package} is not installed")
+    return pytest.mark.skipif(name in MISSING, reason=f"the package {name} is not installed")
 
 
 def record(run: RunDirectory, steps: range) -> dict[str, int]:
@@ -142,7 +140,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_a_run(tmp_path: Path)
     absent = [name for name in MISSING if name != "mlflow"][0]
     cfg = rl_config(tmp_path, "run", run={"trackers": absent})
     with pytest.raises(MissingExtraError, match=rf'pip install .*\.\[{absent}\]"') as refused:
-        check_trackers(cfg, Prepared(), Patience())
+        check_trackers(cfg, Prepared())
     assert refused.value.exit_code == 2
 
 

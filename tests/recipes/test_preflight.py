@@ -27,7 +27,6 @@ from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.memory import disk_needed
 from oxrl.plan.preflight import CHECKS, Prepared, examine
-from oxrl.runs.waiting import Patience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OXRL = Path(sys.executable).with_name("oxrl")
@@ -191,7 +190,7 @@ def made(folder: Path, name: str) -> Values:
 
 def findings(cfg: Config) -> dict[str, tuple[str, str]]:
     with closing(Prepared()) as prepared:
-        found = [examine(cfg, prepared, subject, Patience()) for subject in CHECKS]
+        found = [examine(cfg, prepared, subject) for subject in CHECKS]
     return {finding.subject: (finding.state, finding.text) for finding in found}
 
 
@@ -408,11 +407,11 @@ def test_a_device_that_is_not_here_is_wrong_and_unknown_where_other_machines_tra
 ) -> None:
     cuda = {"run": {**RL["run"], "device": "cuda"}}
     here = Config.model_validate({**RL, **cuda})
-    found = examine(here, Prepared(), "device", Patience())
+    found = examine(here, Prepared(), "device")
     assert (found.state, "PyTorch sees no CUDA device" in found.text) == ("wrong", True)
     actors = {"inference_engine": {"actors": 1}}
     there = Config.model_validate({**RL, **cuda, **actors})
-    assert examine(there, Prepared(), "device", Patience()).state == "unknown"
+    assert examine(there, Prepared(), "device").state == "unknown"
     (folder / "train.jsonl").write_text(PROMPTS)
     (folder / "config.yaml").write_text(json.dumps({**RL, **cuda}))
     told = planned("config.yaml", folder=folder)
@@ -437,8 +436,8 @@ def test_a_model_of_the_hub_is_looked_at_in_the_cache_or_unknown(
     cached: list[str | None] = [str(small_model(folder) / "config.json"), None]
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: cached.pop(0))
     cfg = Config.model_validate(changed(RL, model={"name": "nobody/small"}))
-    found = examine(cfg, Prepared(), "model", Patience())
+    found = examine(cfg, Prepared(), "model")
     assert found.state == "ok" and "LlamaForCausalLM" in found.text
-    found = examine(cfg, Prepared(), "model", Patience())
+    found = examine(cfg, Prepared(), "model")
     assert found.state == "unknown"
     assert "nobody/small is not in the hub's cache on this machine" in found.text

@@ -24,10 +24,11 @@ def examine_here(cfg: Config) -> Iterator[tuple[str, str, str]]:
     """In the place of `preflight_process.examine_apart`."""
     values = sections_of(read_values(cfg))
     with closing(Prepared()) as prepared:
-        for subject in preflight_process._subjects(cfg):
+        for subject in preflight_process.LATE:
             request: Json = {"config": values, "subject": subject}
             found = reply(prepared, request)
-            yield subject, found["state"], found["text"]
+            if found["text"]:
+                yield subject, found["state"], found["text"]
 
 
 def planned(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
