@@ -20,9 +20,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from oxrl.checkpoint.targets import newest_checkpoint
 from oxrl.commands.train import run as run_recipe
@@ -49,24 +49,12 @@ if TYPE_CHECKING:
     from oxrl.commands.replay import Finding
     from oxrl.types import Metrics
 
-TRAIN_ROWS = "train.jsonl"
-EVAL_ROWS = "eval.jsonl"
 # Argument of `train` -> the field that holds its name.
 OBJECTS = {"reward": "reward.name", "environment": "environment.name", "gate": "train.loss"}
 FEATURES = "train.features"  # which holds names and their numbers
-ROWS = {"dataset": ("data.train", TRAIN_ROWS), "eval_dataset": ("data.eval", EVAL_ROWS)}
-
-
-@dataclass
-class Given:
-    """Objects and rows that a program gave from Python, beside its configuration.
-
-    objects: name -> object.
-    texts: name of a file in the run directory's folder of rows -> its text.
-    """
-
-    objects: FieldValues = field(default_factory=FieldValues)
-    texts: dict[str, str] = field(default_factory=dict[str, str])
+ROWS = {"dataset": "data.train", "eval_dataset": "data.eval"}
+# Field -> the file that rows given for it are kept in.
+FILES = {"data.train": "train.jsonl", "data.eval": "eval.jsonl"}
 
 
 def train(
@@ -107,26 +95,27 @@ def train(
         OxrlError: the run failed; says what and where.
     """
     source = _read(config, overrides)
-    found = Given()
-    _name_objects(source, found, {"reward": reward, "environment": environment})
-    for_workers = dict(found.objects)  # others are called where the policy learns
-    _name_objects(source, found, {"gate": gate})
-    _name_features(source, found, feature)
+    objects: FieldValues = {}
+    texts: dict[str, str] = {}  # of the rows that are given for a field
+    _name_objects(source, objects, {"reward": reward, "environment": environment})
+    for_workers = dict(objects)  # others are called where the policy learns
+    _name_objects(source, objects, {"gate": gate})
+    _name_features(source, objects, feature)
     directory = source.directory
     if not fits_a_path(str(directory)):
         load_source(source)  # says so, with whatever else is wrong: no file system may be asked
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:
-            _name_rows(source, found, argument, rows, directory)
+            _name_rows(source, texts, argument, rows, directory)
     if not resume:
         refuse_what_is_there(directory, "oxrl.train(..., resume=True)")
     elif dataset is None:
         _find_rows_of_start(source, directory)
     _say_what_stays_here(for_workers)
-    rows_there = _rows_in(directory, found.texts, resume=resume, accept=accept)
-    with giving(found.objects), rows_there, live_curves(directory):
+    rows_there = _rows_in(directory, texts, resume=resume, accept=accept)
+    with giving(objects), rows_there, live_curves(directory):
         run_recipe(load_source(source), resume=resume, accept=accept)
-    return Run(directory, found.objects)
+    return Run(directory, objects)
 
 
 def load_run(
@@ -192,8 +181,8 @@ class Run:
         rows: list[Json] = []
         for record in read_numbers(self.path / "metrics.jsonl"):
             record.pop(CHAIN_FIELD, None)  # of the file, not of the training
-            step = record.pop("step")
-            rows.append({"step": step, **{key: float(value) for key, value in record.items()}})
+            row = {"step": record.pop("step")}
+            rows.append(row | {key: float(value) for key, value in record.items()})
         return DataFrame(rows, columns=None if rows else ["step"])
 
     @property
@@ -241,7 +230,7 @@ class Run:
         with tempfile.TemporaryDirectory() as folder, giving(self._objects):
             changes = list(overrides)
             if dataset is not None:
-                file = Path(folder) / EVAL_ROWS
+                file = Path(folder) / FILES["data.eval"]
                 file.write_text(lines_of(dataset, "dataset"), encoding="utf-8")
                 changes.append(f"data.eval={json.dumps(str(file))}")
             return run_eval(self.path, changes, samples=samples, temperature=temperature)
@@ -337,12 +326,13 @@ def _read(config: object, overrides: Sequence[str]) -> Source:
     if isinstance(config, str | Path):
         return read_with_overrides(config, overrides)
     if not isinstance(config, Mapping):
-        kind = type(config).__name__
-        raise ConfigError(f"the configuration is {kind}; give a YAML file's name, or a mapping")
+        raise ConfigError(
+            f"the configuration is {type(config).__name__}; give a YAML file's name, or a mapping"
+        )
     return mapping_source("the configuration", config, overrides)
 
 
-def _name_objects(source: Source, found: Given, given: GivenValues) -> None:
+def _name_objects(source: Source, objects: FieldValues, given: GivenValues) -> None:
     """Have the configuration name what was given, by its argument; a string as it is."""
     for argument, value in given.items():
         if value is None:
@@ -350,17 +340,17 @@ def _name_objects(source: Source, found: Given, given: GivenValues) -> None:
         name = value if isinstance(value, str) else name_of(value)
         _set(source, OBJECTS[argument], name, argument)
         if not isinstance(value, str):
-            found.objects[name] = value
+            objects[name] = value
 
 
 def _several(feature: object) -> list[object]:
     """One feature, or a list of them, as a list."""
     if feature is None:
         return []
-    return list(cast(Sequence[object], feature)) if isinstance(feature, list | tuple) else [feature]
+    return list(feature) if isinstance(feature, list | tuple) else [feature]
 
 
-def _name_features(source: Source, found: Given, feature: object) -> None:
+def _name_features(source: Source, objects: FieldValues, feature: object) -> None:
     """Have the configuration name features beside those that it names, with its numbers if any.
 
     Raises:
@@ -368,24 +358,27 @@ def _name_features(source: Source, found: Given, feature: object) -> None:
     """
     for value in _several(feature):
         name = value if isinstance(value, str) else name_of(value)
-        if name in found.objects:
-            short = name.removeprefix(PREFIX)
-            raise ConfigError(f"two things given are called {short}: rename one")
+        if name in objects:
+            raise ConfigError(
+                f"two things given are called {name.removeprefix(PREFIX)}: rename one"
+            )
         named = source.values.setdefault(FEATURES, {})
         if isinstance(named, dict):  # what is none, the checks say
-            cast(FieldValues, named).setdefault(name, {})
+            named.setdefault(name, {})
         if not isinstance(value, str):
-            found.objects[name] = value
+            objects[name] = value
 
 
-def _name_rows(source: Source, found: Given, argument: str, rows: object, directory: Path) -> None:
+def _name_rows(
+    source: Source, texts: dict[str, str], argument: str, rows: object, directory: Path
+) -> None:
     """Have the configuration name the file that rows will be in, or the one that they are in."""
-    path, file = ROWS[argument]
+    path = ROWS[argument]
     if isinstance(rows, str | Path):
         _set(source, path, str(rows), argument)
         return
-    found.texts[file] = lines_of(rows, argument)
-    _set(source, path, str(directory / GIVEN / file), argument)
+    texts[path] = lines_of(rows, argument)
+    _set(source, path, str(directory / GIVEN / FILES[path]), argument)
 
 
 def _set(source: Source, path: str, value: str, argument: str) -> None:
@@ -404,8 +397,8 @@ def _set(source: Source, path: str, value: str, argument: str) -> None:
 
 def _find_rows_of_start(source: Source, directory: Path) -> None:
     """Name the rows that a run was started with, where it goes on and none are given again."""
-    for argument, (path, file) in ROWS.items():
-        written = directory / GIVEN / file
+    for argument, path in ROWS.items():
+        written = directory / GIVEN / FILES[path]
         if written.is_file() and not source.values.get(path):
             _set(source, path, str(written), argument)
 
@@ -431,16 +424,15 @@ def _rows_in(
         return
     folder = directory / GIVEN
     made = [place for place in (directory, *directory.parents) if not place.exists()]
-    fields = {file: path for path, file in ROWS.values()}
-    for file, text in texts.items():
-        path = folder / file
+    for field, text in texts.items():
+        path = folder / FILES[field]
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        if resume and is_run(directory) and path.is_file() and fields[file] not in accept:
+        if resume and is_run(directory) and path.is_file() and field not in accept:
             raise RunDirectoryError(
-                f"{fields[file]}: the rows given now are others than those of the start, in "
+                f"{field}: the rows given now are others than those of the start, in "
                 f"{path}. Give the same ones, or none; or accept the change: "
-                f'accept=["{fields[file]}"]'
+                f'accept=["{field}"]'
             )
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,14 +16,12 @@ def stable_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def sample_seed(run_seed: int, draw: int, sample: int, turn: int = 0, segment: int = 0) -> int:
-    """Seed of one sampled segment.
+def sample_seed(run_seed: int, draw: int, sample: int) -> int:
+    """Seed of one sample.
 
     Args:
         run_seed: `run.seed`.
         draw: the prompt's global position in the data order.
         sample: position among the samples of the prompt.
-        turn: of a conversation with an environment.
-        segment: within the turn.
     """
-    return stable_seed("sample", run_seed, draw, sample, turn, segment)
+    return stable_seed("sample", run_seed, draw, sample, 0, 0)

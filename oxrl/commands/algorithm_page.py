@@ -47,10 +47,8 @@ def _facts(row: Row) -> Iterator[str]:
     yield from _wrapped("deviation", row.deviation or "none")
     for need in row.needs:
         yield from _wrapped("needs", f"{need}: {FEATURES[need].meaning}")
-    if row.unsupported:
-        yield from _wrapped("not yet", row.unsupported)
-    if row.shared_weight:
-        yield from _wrapped("not local", row.shared_weight)
+    yield from _wrapped("not yet", row.unsupported)
+    yield from _wrapped("not local", row.shared_weight)
     for proof, reason in row.exempt.items():
         yield from _wrapped("exempt", f"from the proof {proof}: {reason}")
     method = METHODS.get(row.name)
@@ -61,17 +59,17 @@ def _facts(row: Row) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
+    """The lines of a text behind its label; none where it is empty."""
     return textwrap.wrap(text, width=100, initial_indent=f"{label:<11}", subsequent_indent=" " * 11)
 
 
 def _numbers(row: Row) -> Iterator[str]:
     """Every number that the row reads, with its default and meaning."""
     for name, value in row.defaults.items():
-        number = NUMBERS.get(name)
+        number = NUMBERS[name]
+        unit = f" ({number.unit})" if number.unit else ""
         yield f"train.{name} = {_shown(value)}"
-        if number is not None:
-            unit = f" ({number.unit})" if number.unit else ""
-            yield f"    {number.meaning}{unit}"
+        yield f"    {number.meaning}{unit}"
     if row.defaults:
         yield ""
 
@@ -110,6 +108,6 @@ def _equations(row: Row) -> Iterator[str]:
 
 
 def _told(function: Callable[..., Any], told_of: Callable[[Callable[..., Any]], str]) -> list[str]:
-    module = inspect.unwrap(function).__module__
-    text = f"{told_of(function)}\n({module}.{inspect.unwrap(function).__name__})"
+    meant = inspect.unwrap(function)
+    text = f"{told_of(function)}\n({meant.__module__}.{meant.__name__})"
     return textwrap.indent(text, "    ").splitlines()

@@ -49,8 +49,9 @@ def _packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in requires("oxrl") or []]
     except PackageNotFoundError:
-        fix = "pip install -e . from the checkout"
-        yield Finding("FAIL", "oxrl", "is not installed as a package", fix)
+        yield Finding(
+            "FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout"
+        )
         return
     yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
     extras: dict[str, list[str]] = {}
@@ -62,22 +63,26 @@ def _packages() -> Iterator[Finding]:
             extras.setdefault(requirement.name, []).append(extra)
     for requirement in stated:
         if requirement.name in extras:
-            yield _package(requirement, extras.pop(requirement.name))
-    yield _flash()
+            asking = extras.pop(requirement.name)
+            fix = f'pip install -e ".[{asking[0]}]"' if asking[0] else REPAIR
+            yield _package(requirement, asking, fix)
+    # Behind an option, and no extra can install it.
+    asking = ["model.attention: flash_attention_2 on a GPU"]
+    yield _package(Requirement("flash-attn"), asking, FLASH_INSTALL)
 
 
-def _package(requirement: Requirement, extras: list[str]) -> Finding:
+def _package(requirement: Requirement, extras: list[str], fix: str) -> Finding:
     """Look whether a package is installed, in a version that fits.
 
     Args:
         requirement: names it.
-        extras: of oxRL that ask for it; the first is "" where every run needs it.
+        extras: what asks for it, most often extras of oxRL; the first is "" where every run needs
+            it.
+        fix: what installs it.
     """
     name = requirement.name
-    extra = extras[0]
-    optional = bool(extra)
+    optional = bool(extras[0])
     purpose = f", for {', '.join(extras)}" if optional else ""
-    fix = f'pip install -e ".[{extra}]"' if optional else REPAIR
     try:
         found = version(name)
     except PackageNotFoundError:
@@ -87,15 +92,6 @@ def _package(requirement: Requirement, extras: list[str]) -> Finding:
         return Finding("ok", name, found + purpose, "", optional)
     text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
     return Finding("warn" if optional else "FAIL", name, text + purpose, fix, optional)
-
-
-def _flash() -> Finding:
-    """The package behind `model.attention: flash_attention_2`, which no extra can install."""
-    purpose = ", for model.attention: flash_attention_2 on a GPU"
-    try:
-        return Finding("ok", "flash-attn", version("flash-attn") + purpose, "", True)
-    except PackageNotFoundError:
-        return Finding("missing", "flash-attn", f"not installed{purpose}", FLASH_INSTALL, True)
 
 
 def _torch() -> Iterator[Finding]:
@@ -136,8 +132,8 @@ def _shared_memory() -> Iterator[Finding]:
 def _needs_of_packages() -> Iterator[Finding]:
     """Ask installed packages about what they need, such as a sandbox for programs of the model."""
     for offered in all_offers("oxrl.doctor"):
-        for state, subject, text, fix in offered.load()():
-            yield Finding(state, subject, text, fix, True)
+        for found in offered.load()():
+            yield Finding(*found, optional=True)
 
 
 def _disk(runs: Path) -> Finding:
@@ -150,6 +146,9 @@ def _disk(runs: Path) -> Finding:
         fix = "choose another folder with run.dir, or change its permissions"
         return Finding("FAIL", "run directory", text, fix)
     text = f"{runs.absolute()}, {free:.1f} GB free"
-    more = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
-    fix = more if free < 1 else ""
+    fix = (
+        "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
+        if free < 1
+        else ""
+    )
     return Finding("warn" if fix else "ok", "run directory", text, fix)

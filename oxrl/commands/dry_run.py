@@ -74,7 +74,7 @@ def _write_shrunk(
     folder: Path,
     *,
     seed: int,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool,
     revision: str | None = None,
 ) -> PreTrainedModel:
     """Write a random model of the architecture of `name`, with its tokenizer, into `folder`.
@@ -103,7 +103,7 @@ def _write_shrunk(
         shrink(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=trust_remote_code, dtype=torch.float32
             )
     model.save_pretrained(folder)
@@ -115,7 +115,7 @@ def _write_shrunk(
 
 def _write_stand_in(folder: Path, *, seed: int) -> PreTrainedModel:
     """Write the built-in model and its tokenizer into `folder`, which is made."""
-    model: PreTrainedModel = builtin_policy(STAND_IN, seed=seed)
+    model = builtin_policy(STAND_IN, seed=seed)
     model.save_pretrained(folder)
     load_tokenizer(STAND_IN).save_pretrained(folder)
     return model

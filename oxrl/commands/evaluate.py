@@ -285,14 +285,15 @@ def questions(
 
 def _generation_config(model: str, engine: SamplingEngineName, seed: int, longest: int) -> Config:
     """The configuration of a sampler by itself, for rows of at most `longest` tokens."""
-    values = {
-        "run": {"name": "generate", "steps": 1, "seed": seed},
-        "model": {"name": model, "dtype": "float32", "max_length": longest},
-        "data": {"train": "none.jsonl"},
-        "train": {"alg_name": "sgrpo"},
-        "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
-    }
-    return Config.model_validate(values)
+    return Config.model_validate(
+        {
+            "run": {"name": "generate", "steps": 1, "seed": seed},
+            "model": {"name": model, "dtype": "float32", "max_length": longest},
+            "data": {"train": "none.jsonl"},
+            "train": {"alg_name": "sgrpo"},
+            "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
+        }
+    )
 
 
 def _rotate(policy: PreTrainedModel, model: str, asked: int) -> int:

@@ -20,7 +20,7 @@ from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import has_image_processor, is_reward_model, vision_family
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.runs.checkpoints import is_checkpoint, is_run
-from oxrl.runs.files import Json, fsync, pretty_json, read_json
+from oxrl.runs.files import fsync, pretty_json, read_json
 
 # Says that a folder is an export and nothing else, so that --overwrite may replace it.
 MARKER = "oxrl_export.json"
@@ -64,10 +64,8 @@ def run_export(
 
             load_image_processor(found).save_pretrained(directory)
         origin = str(Path(found).resolve()) if Path(found).is_dir() else found
-        about = {"format": FORMAT, "source": origin, "dtype": dtype}
-        sizes = _sizes(directory)
-        marker = pretty_json({**about, "files": sizes})
-        (directory / MARKER).write_text(marker, encoding="utf-8")
+        about = {"format": FORMAT, "source": origin, "dtype": dtype, "files": _sizes(directory)}
+        (directory / MARKER).write_text(pretty_json(about), encoding="utf-8")
 
     try:
         # Not before it is known that the export will be wanted, and again when it is there.
@@ -130,8 +128,7 @@ def _what_is_lost(place: Path, *, overwrite: bool) -> str:
             "empty this one"
         )
     found = _sizes(place)
-    listed: Json = marker.get("files") or {}
-    expected = {**listed, MARKER: found[MARKER]}
+    expected = {**(marker.get("files") or {}), MARKER: found[MARKER]}
     changed = sorted(name for name in found if found[name] != expected.get(name))
     if changed:
         return (

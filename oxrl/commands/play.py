@@ -26,11 +26,12 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import fix_rotations
+from oxrl.recipes.scored_answers import in_groups
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.checkpoints import longest_row
 from oxrl.runs.files import Json, encode_line
 from oxrl.runs.waiting import never
-from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
+from oxrl.types import Completion, Request, Sampling, Score
 
 # What an environment that opens by itself is given, where no prompt is.
 NO_PROMPT = "Begin."
@@ -94,17 +95,17 @@ def run_play(
         wanted = replace(wanted, top_p=sampling.top_p, top_k=sampling.top_k)
         requests = make_requests(asked, samples=samples, sampling=wanted, run_seed=seed)
         completions = generate(engine, requests, deadline_s=cfg.run.waits.seconds["rollout"])
-        groups = grouped(requests, completions, samples)
+        episodes = zip(asked, in_groups(completions, samples), strict=True)
+        groups = [(prompt, group) for (_, prompt), group in episodes]
         scores = [score for group in judge.score(groups) for score in group]
-    played = zip(requests, completions, scores, strict=True)
-    return [record(request, completion, score) for request, completion, score in played]
+    return list(map(record, requests, completions, scores))
 
 
 def written(folder: Path, prompts: Sequence[str]) -> Path:
     """A data file of prompts, where a config wants one."""
     path = folder / "prompts.jsonl"
-    rows = [{"prompt": prompt} for prompt in prompts or [NO_PROMPT]]
-    path.write_bytes(b"".join(encode_line(row) for row in rows))
+    rows = (encode_line({"prompt": prompt}) for prompt in prompts or [NO_PROMPT])
+    path.write_bytes(b"".join(rows))
     return path
 
 
@@ -152,16 +153,6 @@ def option_overrides(
             raise ConfigError(f"--env-option {option}: {text!r} is no YAML: {error}") from error
     found = [f"{path}={value}" for path, value in limits.items() if value is not None]
     return [*found, f"environment.options={json.dumps(values)}"] if values else found
-
-
-def grouped(
-    requests: Requests, completions: Sequence[Completion], samples: int
-) -> list[tuple[Prompt, Sequence[Completion]]]:
-    """The episodes of each prompt."""
-    return [
-        (requests[start].prompt, completions[start : start + samples])
-        for start in range(0, len(requests), samples)
-    ]
 
 
 def record(request: Request, completion: Completion, score: Score) -> Json:

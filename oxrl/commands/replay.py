@@ -16,11 +16,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self, cast
-
-from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.opening import session_options
@@ -72,32 +70,42 @@ class Finding(NamedTuple):
         return f"different  {self.what}: recorded {self.recorded}, now {self.now}"
 
 
-@dataclass
-class Seen:
-    """The metrics, samples and tensors that a replay went through.
-
-    lines: optimizer step -> its metrics. samples: step in samples.jsonl -> its lines. rollouts: the
-    same -> tensors of the batch.
-    """
-
-    lines: dict[int, Metrics] = field(default_factory=dict[int, Metrics])
-    samples: dict[int, list[Json]] = field(default_factory=dict[int, list[Json]])
-    rollouts: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-
-
-class KeepingRecorder:
-    """Keeps what a run records in memory.
+class ReplaySession(Follower):
+    """The session of a replay: a checkpoint to begin at, a step to end at, no file. It is its own
+    recorder, and keeps in memory what a run records: `lines`, optimizer step -> its metrics;
+    `samples`, step in samples.jsonl -> its lines; `rollouts`, the same -> tensors of the batch.
 
     Args:
-        seen: where.
-        last: ends the replay when the samples of this step are there.
-        tokens: whether tensors of a batch follow its samples.
+        checkpoint: where it begins; None: where the run began.
+        last_step: it ends when the line of this optimizer step is there,
+        last_samples: or when the samples of this step are.
+        tokens: whether the run records the tokens of its samples, behind these.
     """
 
-    def __init__(self, seen: Seen, last: float, *, tokens: bool) -> None:
-        self._seen = seen
-        self._last = last
+    def __init__(
+        self,
+        options: SessionOptions,
+        checkpoint: Checkpoint | None,
+        *,
+        tokens: bool,
+        last_step: float,
+        last_samples: float,
+    ) -> None:
+        super().__init__(options)
+        self.lines: dict[int, Metrics] = {}
+        self.samples: dict[int, list[Json]] = {}
+        self.rollouts: dict[int, TensorMap] = {}
         self._tokens = tokens
+        self._checkpoint = checkpoint
+        self._last_step = last_step
+        self._last_samples = last_samples
+
+    def __enter__(self) -> Self:
+        self.stop = self._stack.enter_context(StopRequest())
+        # A place of its own for what a recipe writes beside its record.
+        self.run = cast(RunDirectory, SimpleNamespace(path=self._options.directory))
+        self.recorder = cast(Recorder, self)
+        return self
 
     def record_samples(self, samples: Sequence[Mapping[str, object]]) -> None:
         """As of Recorder.
@@ -107,10 +115,10 @@ class KeepingRecorder:
         """
         drawn = 0
         for sample in samples:
-            line: Json = json.loads(encode_line(sample))
+            line = json.loads(encode_line(sample))
             drawn = int(line["step"])
-            self._seen.samples.setdefault(drawn, []).append(line)
-        if drawn >= self._last and not self._tokens:
+            self.samples.setdefault(drawn, []).append(line)
+        if drawn >= self._last_samples and not self._tokens:
             raise Replayed
 
     def record_rollouts(self, step: int, tensors: TensorMap) -> None:
@@ -119,7 +127,7 @@ class KeepingRecorder:
         Raises:
             Replayed: these are all that was asked for.
         """
-        self._seen.rollouts[step + 1] = dict(tensors)
+        self.rollouts[step + 1] = dict(tensors)
         self.keep_rollouts(step)
 
     def keep_rollouts(self, step: int) -> None:
@@ -128,51 +136,8 @@ class KeepingRecorder:
         Raises:
             Replayed: these are all that was asked for.
         """
-        if step + 1 >= self._last:
+        if step + 1 >= self._last_samples:
             raise Replayed
-
-
-@dataclass(frozen=True)
-class ReplayedDirectory:
-    """A place of its own for what a recipe writes beside its record."""
-
-    path: Path
-
-
-class ReplaySession(Follower):
-    """The session of a replay: a checkpoint to begin at, a step to end at, no file.
-
-    Args:
-        checkpoint: where it begins; None: where the run began.
-        seen: what it goes through.
-        last_step: it ends when the line of this optimizer step is there,
-        last_samples: or when the samples of this step are.
-        tokens: whether the run records the tokens of its samples.
-    """
-
-    def __init__(
-        self,
-        options: SessionOptions,
-        checkpoint: Checkpoint | None,
-        seen: Seen,
-        *,
-        tokens: bool,
-        last_step: float = math.inf,
-        last_samples: float = math.inf,
-    ) -> None:
-        super().__init__(options)
-        self._tokens = tokens
-        self._checkpoint = checkpoint
-        self._seen = seen
-        self._last_step = last_step
-        self._last_samples = last_samples
-
-    def __enter__(self) -> Self:
-        self.stop = self._stack.enter_context(StopRequest())
-        self.run = cast(RunDirectory, ReplayedDirectory(self._options.directory))
-        keeps = KeepingRecorder(self._seen, self._last_samples, tokens=self._tokens)
-        self.recorder = cast(Recorder, keeps)
-        return self
 
     def restore(self, engines: SavedEngines, fresh: P) -> P:
         """Load the checkpoint to begin at."""
@@ -190,7 +155,7 @@ class ReplaySession(Follower):
         Raises:
             Replayed: it is the last one that was asked for.
         """
-        self._seen.lines[step] = dict(metrics)
+        self.lines[step] = dict(metrics)
         self._count_skipped(metrics)
         if step >= self._last_step:
             raise Replayed
@@ -252,11 +217,11 @@ def replay(
 def go_through(
     directory: Path,
     *,
-    last_step: int | None = None,
-    last_samples: int | None = None,
+    last_step: float = math.inf,
+    last_samples: float = math.inf,
     begin: int | None = None,
     unread: str = "",
-) -> Seen:
+) -> ReplaySession:
     """Run again what leads to a step, from the nearest checkpoint before it.
 
     Args:
@@ -278,28 +243,24 @@ def go_through(
             f"{change.now}. A replay needs the same inputs: put them back"
         )
     if begin is None:
-        begin = (last_step or last_samples or 1) - 1
+        begin = int(min(last_step, last_samples)) - 1
     checkpoint: Checkpoint | None = None
     with suppress(NoCheckpointError):  # then it begins where the run began
         checkpoint = latest_checkpoint(directory / "checkpoints", until=begin)
     log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
-    seen = Seen()
-    until = math.inf if last_step is None else last_step
-    samples_until = math.inf if last_samples is None else last_samples
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
         here = settle_as_noted(here, review.noted, ranks, directory)
         session = ReplaySession(
             session_options(here),
             checkpoint,
-            seen,
             tokens=here.run.record == "tokens",
-            last_step=until,
-            last_samples=samples_until,
+            last_step=last_step,
+            last_samples=last_samples,
         )
         with session, suppress(Replayed):
             train(Assembly(here, ranks), session)
-    return seen
+    return session
 
 
 @contextmanager
@@ -339,8 +300,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 def recorded_samples(directory: Path, step: int) -> list[Json]:
     """The lines of samples.jsonl that optimizer step `step` was the first to learn from."""
-    lines = read_records(directory / "samples.jsonl")
-    return [line for line in lines if line.get("step") == step]
+    return [line for line in read_records(directory / "samples.jsonl") if line.get("step") == step]
 
 
 def _no_sample(directory: Path, step: int, sample: int, count: int) -> str:
@@ -353,7 +313,7 @@ def _no_sample(directory: Path, step: int, sample: int, count: int) -> str:
 
 
 def compare_samples(
-    directory: Path, seen: Seen, step: int, *, only: int | None = None, tolerance: float = TOLERANCE
+    directory: Path, seen: ReplaySession, step: int, *, only: int | None = None, tolerance: float
 ) -> Iterator[Finding]:
     """Compare the recorded samples of a step with those that were drawn now.
 
@@ -411,20 +371,19 @@ def _compare_tensors(
     """One row of the tensors of a batch."""
     for name, tensor in recorded.items():
         other = now.get(name)
-        there = other is not None and other.shape == tensor.shape and tensor.ndim
-        if not there or other is None:
+        if other is None or other.shape != tensor.shape or not tensor.ndim:
             yield Finding(f"{what}, {name}", f"shape {tuple(tensor.shape)}", "another", False)
             continue
         before = tensor[row].double()
         after = other[row].double()
-        limit = 0.0 if not tensor.is_floating_point() else tolerance
+        limit = tolerance if tensor.is_floating_point() else 0.0
         if not before.allclose(after, rtol=limit, atol=limit, equal_nan=True):
             apart = (before - after).abs().max().item()
             yield Finding(f"{what}, {name} per token", "as recorded", f"{apart:.3g} apart", False)
 
 
 def compare_update(
-    directory: Path, seen: Seen, step: int, *, tolerance: float = TOLERANCE
+    directory: Path, seen: ReplaySession, step: int, *, tolerance: float
 ) -> Iterator[Finding]:
     """Compare the record of an update and its samples with what came of them now."""
     drawn = max((first for first in seen.samples if first <= step), default=None)
@@ -439,10 +398,9 @@ def compare_update(
     lines = read_numbers(directory / "metrics.jsonl")
     record = next(line for line in lines if line["step"] == step)
     now = seen.lines.get(step, {})
-    names = [name for name in record if name != "step" and not name.startswith(NOT_COMPARED)]
-    ordered = [name for name in IMPORTANT if name in names]
-    ordered += [name for name in names if name not in IMPORTANT]
-    for name in ordered:
+    for name in dict.fromkeys((*IMPORTANT, *record)):
+        if name not in record or name == "step" or name.startswith(NOT_COMPARED):
+            continue
         before = float(record[name])
         after = float(now.get(name, math.nan))
         equal = _same(before, after, tolerance) or (name not in now and name not in IMPORTANT)
@@ -452,18 +410,16 @@ def compare_update(
 
 def _same(one: Any, other: Any, tolerance: float) -> bool:
     if isinstance(one, float) or isinstance(other, float):
-        numbers = isinstance(one, int | float) and isinstance(other, int | float)
-        if not numbers:
+        if not (isinstance(one, int | float) and isinstance(other, int | float)):
             return False
-        if math.isnan(one) or math.isnan(other):
-            return math.isnan(one) and math.isnan(other)
+        if math.isnan(one) and math.isnan(other):
+            return True
         return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-9)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        names = {*one, *other}  # pyright: ignore
-        return all(_same(one.get(name), other.get(name), tolerance) for name in names)  # pyright: ignore
+        return all(_same(one.get(name), other.get(name), tolerance) for name in {*one, *other})
     if isinstance(one, list) and isinstance(other, list):
-        pairs = zip(one, other, strict=False)  # pyright: ignore
-        return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in pairs)  # pyright: ignore
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in pairs)
     return one == other
 
 

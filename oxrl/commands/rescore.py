@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -60,7 +59,7 @@ class Rescored:
 class Comparison:
     """The changes that another reward would have made, over all samples of a run."""
 
-    samples: list[Rescored] = field(default_factory=list[Rescored])
+    samples: list[Rescored] = field(default_factory=list)
     groups: int = 0
     other_order: int = 0  # groups in which two responses change places
     other_best: int = 0  # groups in which another response is the best
@@ -76,29 +75,23 @@ class Comparison:
         known = [one for one in group if one.difference is not None]
         before = [float(one.line["reward"]) for one in known]
         now = [float(one.score.value or 0.0) for one in known]
-        turned = 0
-        for a, b in combinations(range(len(known)), 2):
-            was = _sign(before[a] - before[b])
-            is_now = _sign(now[a] - now[b])
+        for one, other in combinations(zip(before, now, strict=True), 2):
+            was = _sign(one[0] - other[0])
+            is_now = _sign(one[1] - other[1])
             self.pairs += bool(was and is_now)
-            turned += was * is_now < 0
-        self.turned += turned
-        self.other_order += ranks(before) != ranks(now)
-        self.other_best += _best(before) != _best(now)
-        self.teaching += bool(before) and max(before) - min(before) > EQUAL
-        self.now_teaching += bool(now) and max(now) - min(now) > EQUAL
+            self.turned += was * is_now < 0
+        places = ranks(before)
+        now_places = ranks(now)
+        self.other_order += places != now_places
+        self.other_best += [place == 1 for place in places] != [place == 1 for place in now_places]
+        self.teaching += any(place != 1 for place in places)
+        self.now_teaching += any(place != 1 for place in now_places)
 
 
 def _sign(difference: float) -> int:
     if abs(difference) <= EQUAL:
         return 0
     return 1 if difference > 0 else -1
-
-
-def _best(rewards: Sequence[float]) -> list[int]:
-    """The indices of the responses with the largest reward."""
-    most = max(rewards, default=math.nan)
-    return [index for index, reward in enumerate(rewards) if most - reward <= EQUAL]
 
 
 def ranks(rewards: Sequence[float | None]) -> list[int | None]:
@@ -179,7 +172,7 @@ def report(found: Comparison) -> str:
     both = [one for one in samples if one.difference is not None]
     scored = [float(one.line["reward"]) for one in both]
     rescored = [float(one.score.value or 0.0) for one in both]
-    differences = [abs(now - was) for was, now in zip(scored, rescored, strict=True)]
+    differences = [abs(one.difference or 0.0) for one in both]
     changed = [value for value in differences if value > EQUAL]
     lines = [f"{len(samples)} samples in {found.groups} groups"]
     lines += ["", f"{'':<24}{'recorded':>14}{'now':>14}"]
@@ -205,7 +198,7 @@ def report(found: Comparison) -> str:
 
 def _largest(samples: Sequence[Rescored]) -> list[str]:
     """The samples whose reward changed most, and the first ones that lost or gained one."""
-    known = [one for one in samples if one.difference is not None and abs(one.difference) > EQUAL]
+    known = [one for one in samples if abs(one.difference or 0.0) > EQUAL]
     known.sort(key=lambda one: -abs(one.difference or 0.0))
     other = [one for one in samples if (one.before is None) != (one.score.value is None)]
     told: list[str] = []

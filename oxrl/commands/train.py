@@ -80,9 +80,10 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
     """
     for name in accept:
         if name not in FIELDS and not PART_FIELD.fullmatch(name):
-            hint = did_you_mean(name, FIELDS)
-            form = "section.field, such as train.lr"
-            raise ConfigError(f"--accept-changes {name}: no such field; write {form}{hint}")
+            raise ConfigError(
+                f"--accept-changes {name}: no such field; write section.field, such as train.lr"
+                f"{did_you_mean(name, FIELDS)}"
+            )
     if accept and not resume:
         raise ConfigError(
             f"--accept-changes {accept[0]} is for a run that goes on: add --resume, or leave it out"

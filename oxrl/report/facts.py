@@ -33,8 +33,7 @@ def run_facts(directory: Path) -> Json:
     lines = list(read_numbers(directory / "metrics.jsonl"))
     vocabulary = vocabulary_of(str(config.get("model.name", "")))
     wanted = config.get("run.health")
-    wanted = wanted if isinstance(wanted, dict) else {}
-    checks = [verdict._asdict() for verdict in verdicts(lines, vocabulary, wanted)]
+    checks = verdicts(lines, vocabulary, wanted if isinstance(wanted, dict) else {})
     return {
         "name": str(config.get("run.name", directory.name)),
         "finished": read_json(directory / "result.json") is not None,
@@ -42,7 +41,7 @@ def run_facts(directory: Path) -> Json:
         "environment": list(environment_rows(read_json(directory / "environment.json") or {})),
         "starts": [start_row(start) for start in read_records(directory / "starts.jsonl")],
         "checkpoints": [step for step, _ in list_checkpoints(directory / "checkpoints")],
-        "health": checks,
+        "health": [verdict._asdict() for verdict in checks],
         "metrics": columns_of(lines),
     }
 

@@ -22,15 +22,6 @@ MOST_WITH_TOKENS = 2_000
 WORDS = ("status", "end", "source")
 NUMBERS = ("step", "draw", "sample", "reward", "advantage", "length", "prompt")
 DIGITS = 4
-# Of a token, by the name of the tensor; the versions are in the line of the sample.
-TOKEN_NUMBERS = {
-    "advantages": "advantage",
-    "ratio": "ratio",
-    "kl": "kl",
-    "entropy": "entropy",
-    "logprobs": "logprob",
-    "versions": "version",
-}
 
 
 class Samples:
@@ -76,7 +67,7 @@ class Samples:
             yield piece
 
     def _note(self, line: Json) -> None:
-        values: Json = {name: line.get(name) for name in NUMBERS}
+        values = {name: line.get(name) for name in NUMBERS}
         values["length"] = length_of(line)
         # One number for every answer to one prompt: what it was answered early and late.
         values["prompt"] = self._prompts.setdefault(str(line.get("uid")), len(self._prompts))
@@ -86,10 +77,9 @@ class Samples:
         values["status"] = str(line.get("status", ""))
         values["end"] = str(line.get("end") or line.get("finish_reason") or "")
         values["source"] = str(line.get("source") or "")
-        shown = dict.fromkeys(images_in(line))
         for name, column in self.columns.items():
             column.append(values[name])
-        for image in shown:
+        for image in dict.fromkeys(images_in(line)):
             self.images.pop(image, None)
             self.images[image] = None
 
@@ -112,7 +102,7 @@ def token_pieces(directory: Path, columns: Mapping[str, list[Any]]) -> Iterator[
         return
     from oxrl.report.tokens import TokenReader  # torch, which texts alone do without
 
-    reader = TokenReader(directory, TOKEN_NUMBERS)
+    reader = TokenReader(directory)
     room = MOST_WITH_TOKENS
     for file in files:
         step = int(file.name[5:13]) + 1

@@ -14,17 +14,25 @@ from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json
 from oxrl.runs.recorder import load_tensors
 
+# Of a token, by the name of the tensor; the versions are in the line of the sample.
+TOKEN_NUMBERS = {
+    "advantages": "advantage",
+    "ratio": "ratio",
+    "kl": "kl",
+    "entropy": "entropy",
+    "logprobs": "logprob",
+    "versions": "version",
+}
+
 
 class TokenReader:
     """Reads batches of one run.
 
     Args:
         directory: of the run; its newest checkpoint has the tokenizer.
-        numbers: name of a tensor -> name in the report.
     """
 
-    def __init__(self, directory: Path, numbers: Mapping[str, str]) -> None:
-        self._numbers = numbers
+    def __init__(self, directory: Path) -> None:
         self._texts: dict[int, str] = {}
         found = list_checkpoints(directory / "checkpoints")
         self._tokenizer: Any = load_tokenizer(str(found[-1][1])) if found else None
@@ -40,15 +48,13 @@ class TokenReader:
         beside = file.with_suffix(".update.safetensors")
         if beside.is_file():
             tensors |= load_tensors(beside)
-        found: Json = {}
-        for row, place in enumerate(places[: len(tensors["tokens"])]):
-            found[str(place)] = self._row(tensors, row)
-        return found
+        kept = places[: len(tensors["tokens"])]
+        return {str(place): self._row(tensors, row) for row, place in enumerate(kept)}
 
     def _row(self, tensors: Mapping[str, Tensor], row: int) -> Json:
         length = int(tensors["attention_mask"][row].sum())
         numbers: dict[str, list[float | None]] = {}
-        for tensor, name in self._numbers.items():
+        for tensor, name in TOKEN_NUMBERS.items():
             if tensor in tensors:
                 numbers[name] = [_short(v) for v in tensors[tensor][row, :length].tolist()]
         return {

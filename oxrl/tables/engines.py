@@ -18,19 +18,7 @@ Masters = Literal["float32", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """A row about one engine, which can be read before anything heavy is imported.
-
-    package: what has to be importable beside oxRL's own dependencies; None: nothing.
-    extra: the extra of oxRL that installs it: `pip install -e '.[extra]'`.
-    """
-
-    package: str | None = None
-    extra: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingEngine(Engine):
+class TrainingEngine:
     """An implementation of `oxrl.engines.train.TrainEngine`.
 
     several_ranks: trains with several processes; in reinforcement learning they are Ray actors.
@@ -52,13 +40,15 @@ class TrainingEngine(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingEngine(Engine):
+class SamplingEngine:
     """An implementation of `oxrl.engines.sample.RolloutEngine`.
 
     own_process: takes a process over, so that in training it lives in Ray actors only.
+    package: what has to be importable beside oxRL's own dependencies; None: nothing.
     """
 
     own_process: bool
+    package: str | None = None
 
 
 TrainingEngineName = Literal["local", "deepspeed", "fsdp"]
@@ -66,8 +56,6 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
     {
         "local": TrainingEngine(several_ranks=False, zero_stage=0),
         "deepspeed": TrainingEngine(
-            package="deepspeed",
-            extra="deepspeed",
             several_ranks=True,
             zero_stage=None,
             settings="deepspeed",
@@ -76,11 +64,7 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
             optimizers=("adamw",),
             without_masters=False,
         ),
-        "fsdp": TrainingEngine(
-            several_ranks=True,
-            zero_stage=3,
-            settings="fsdp",
-        ),
+        "fsdp": TrainingEngine(several_ranks=True, zero_stage=3, settings="fsdp"),
     }
 )
 
@@ -88,10 +72,6 @@ SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
         "local": SamplingEngine(own_process=False),
-        "vllm": SamplingEngine(
-            package="vllm",
-            extra="vllm",
-            own_process=True,
-        ),
+        "vllm": SamplingEngine(own_process=True, package="vllm"),
     }
 )

@@ -7,7 +7,7 @@ model (`model.` in its weights).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # Of `TokenBatch.extras`: for micro-batches, no input of a model.
@@ -43,56 +43,36 @@ class VisionFamily:
     never: tuple[str, ...]
 
 
-QWEN = (
-    "image_token_id",
-    "video_token_id",
-    "vision_start_token_id",
-    "vision_end_token_id",
+QWEN2_5_VL = VisionFamily(
+    name="qwen2_5_vl",
+    placeholder="image_token_id",
+    image="image_token_id",
+    layout="patches",
+    rotary=True,
+    tower=("visual.",),
+    projector=("visual.merger.",),
+    language="language_model.",
+    never=("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
 )
-
+IDEFICS3 = VisionFamily(
+    name="idefics3",
+    placeholder="image_token_id",
+    image="image_token_id",
+    layout="tiles",
+    tower=("vision_model.",),
+    projector=("connector.",),
+    language="text_model.",
+    never=("image_token_id",),
+)
 ROWS = (
-    VisionFamily(
-        name="qwen2_5_vl",
-        placeholder="image_token_id",
-        image="image_token_id",
-        layout="patches",
-        rotary=True,
-        tower=("visual.",),
-        projector=("visual.merger.",),
-        language="language_model.",
-        never=QWEN,
-    ),
-    VisionFamily(
+    QWEN2_5_VL,
+    replace(
+        QWEN2_5_VL,
         name="qwen3_vl",
-        placeholder="image_token_id",
-        image="image_token_id",
-        layout="patches",
-        rotary=True,
-        tower=("visual.",),
         projector=("visual.merger.", "visual.deepstack_merger_list."),
-        language="language_model.",
-        never=QWEN,
     ),
-    VisionFamily(
-        name="idefics3",
-        placeholder="image_token_id",
-        image="image_token_id",
-        layout="tiles",
-        tower=("vision_model.",),
-        projector=("connector.",),
-        language="text_model.",
-        never=("image_token_id",),
-    ),
-    VisionFamily(
-        name="smolvlm",
-        placeholder="image_token_id",
-        image="image_token_id",
-        layout="tiles",
-        tower=("vision_model.",),
-        projector=("connector.",),
-        language="text_model.",
-        never=("image_token_id",),
-    ),
+    IDEFICS3,
+    replace(IDEFICS3, name="smolvlm"),
     VisionFamily(
         name="gemma3",
         placeholder="boi_token_index",
