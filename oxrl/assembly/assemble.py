@@ -178,7 +178,7 @@ def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
     """Build what row, user and configuration add to the loop beyond the row's cells."""
     cfg = assembly.cfg
     of_row = set(cfg.train.row.needs) - NOTHING_ADDED
-    rescales = cfg.reward.normalize != "none" or cfg.reward.bound is not None
+    rescales = cfg.reward.bound is not None  # as where rewards are normalised
     records = cfg.run.record == "tokens"
     if not (of_row or cfg.train.features or rescales or records or cfg.environment.name):
         return []

@@ -27,7 +27,7 @@ def features_of(assembly: Assembly, engines: Engines) -> list[Feature]:
         compared_parts=assembly.compared_parts,
     )
     features: list[Feature] = []
-    if cfg.reward.normalize != "none" or cfg.reward.bound is not None:
+    if cfg.reward.bound is not None:
         features.append(RewardScale(cfg.reward.normalize, cfg.reward.bound))
     features += build_features(given)
     features += own_features(given, train.features, sent=train.backend != "local")

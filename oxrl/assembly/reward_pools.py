@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from oxrl.assembly.assembly import Assembly
-from oxrl.config.conditions import runs_beside_policy, runs_in_actors
+from oxrl.config.conditions import is_model_folder
 from oxrl.config.sections.reward import AskedReward, asked_rewards
 from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.pool_choice import reward_pool
@@ -63,11 +63,13 @@ def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
 
 def _reward_pool(assembly: Assembly, asked: AskedReward) -> SinglePool:
     cfg = assembly.cfg
-    if runs_in_actors(cfg, asked.name):
+    is_model = is_model_folder(asked.name)
+    if is_model and cfg.reward.actors:
         from oxrl.assembly.ray_engines import actor_pool  # Ray is an extra
 
         return actor_pool(cfg, asked)
-    if runs_beside_policy(cfg, asked.name):
+    # Where several processes train, it scores on the CPU of workers.
+    if is_model and not cfg.train.engine.several_ranks:
         from oxrl.assembly.reward_models import model_pool  # other rewards read no model
 
         return model_pool(assembly, asked)

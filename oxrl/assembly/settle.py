@@ -168,8 +168,8 @@ def decide_sharing(cfg: Config) -> Choice:
     Raises:
         DataError: the model's configuration cannot be read.
     """
-    for obstacle in obstacles(cfg):
-        return Choice(False, f"reading it once {obstacle.why}")
+    for why, _, _ in obstacles(cfg):
+        return Choice(False, f"reading it once {why}")
     if cfg.recipe == "rl" and cfg.rollout.n_samples == 1:
         return Choice(False, "a prompt has one response (rollout.n_samples)")
     config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.modelfiles.builtin import is_builtin
@@ -271,39 +271,12 @@ def is_model_folder(reward: str) -> bool:
     return reward not in NO_FOLDERS and Path(reward).is_dir()
 
 
-def runs_in_actors(cfg: Config, reward: str) -> bool:
-    """True if a reward of this name is a model that scores in Ray actors."""
-    return cfg.reward.actors > 0 and is_model_folder(reward)
-
-
-def runs_beside_policy(cfg: Config, reward: str) -> bool:
-    """True if a reward of this name is a model that scores on the run's device, in the process that
-    trains.
-
-    Where several processes train, it scores in Ray actors, or on the CPU of workers.
-    """
-    one_process = not cfg.train.engine.several_ranks
-    return one_process and not cfg.reward.actors and is_model_folder(reward)
-
-
 def generates_answers(cfg: Config) -> bool:
     """True if the evaluations of a supervised run answer prompts."""
-    scored = cfg.recipe == "supervised" and cfg.reward.exists
-    return scored and cfg.data.eval is not None
+    return cfg.recipe == "supervised" and cfg.reward.exists and evaluates(cfg)
 
 
 # --- A prompt that is read once.
-class Obstacle(NamedTuple):
-    """A reason why prompts cannot be read once.
-
-    why: the reason. instead: what else than giving it up would help. field: the one that says so.
-    """
-
-    why: str
-    instead: str
-    field: str
-
-
 def sharing_is_read(cfg: Config) -> bool:
     """True if the recipe has rows of one prompt."""
     return cfg.recipe in COMPARING
@@ -314,29 +287,34 @@ def open_choice(cfg: Config) -> bool:
     return sharing_is_read(cfg) and cfg.train.share_prefix == "auto"
 
 
-def obstacles(cfg: Config) -> Iterator[Obstacle]:
-    """Attention is PyTorch's, the engine was compared with plain rows, the model reads text."""
+def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """Attention is PyTorch's, the engine was compared with plain rows, the model reads text.
+
+    Yields:
+        Each reason why prompts cannot be read once, what else than giving it up would help, and the
+        field that says so.
+    """
     if cfg.model.attention not in ("auto", "sdpa"):
-        yield Obstacle(
+        yield (
             f"needs model.attention sdpa, and it is {cfg.model.attention}",
             ", or the attention to auto",
             "model.attention",
         )
     if cfg.train.backend == "deepspeed":
-        yield Obstacle(
+        yield (
             "was not compared with plain rows on DeepSpeed",
             ", or train.backend to local or fsdp",
             "train.backend",
         )
     if vision_family(cfg.model.name) is not None:
-        yield Obstacle("does not work with models that see images", "", "model.name")
+        yield "does not work with models that see images", "", "model.name"
     if cfg.recipe == "rl":
         return
     if cfg.train.backend != "local":
-        yield Obstacle(
+        yield (
             "was not compared with plain rows on several ranks that learn from pairs",
             ", or train.backend to local",
             "train.backend",
         )
     if METHODS[cfg.train.alg_name].unpaired:
-        yield Obstacle("needs pairs, and this method reads single completions", "", SHARING)
+        yield "needs pairs, and this method reads single completions", "", SHARING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oxrl.config.reads import fields_read, sections_of
+from oxrl.config.reads import read_values, sections_of
 from oxrl.config.schema import Config, FieldValues
 from oxrl.errors import ConfigError
 
@@ -24,14 +24,15 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
         ConfigError: the recipe has no dry run.
     """
     recipe = cfg.recipe
-    if recipe == "rl" and cfg.rollout.from_samples is not None:
+    if cfg.rollout.from_samples is not None:
         raise ConfigError(
             "a dry run samples, shorter and with a smaller model than the samples of "
             f"{cfg.rollout.from_samples} are of: leave --from-samples out of it"
         )
     if recipe == "rejection":
-        why = "has no dry run: a random model's responses would not be kept"
-        raise ConfigError(f"{cfg.train.alg_name} {why}")
+        raise ConfigError(
+            f"{cfg.train.alg_name} has no dry run: a random model's responses would not be kept"
+        )
     tokens = min(cfg.rollout.max_tokens, MOST_TOKENS)
     samples = min(cfg.rollout.n_samples, MOST_SAMPLES)
     values: FieldValues = {
@@ -57,12 +58,9 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
         "train.overlong_buffer": _at_most(tokens, cfg.train.overlong_buffer),
         "train.pass_k": _at_most(samples, cfg.train.pass_k),
     }
-    read = fields_read(cfg)
-    changed = sections_of({path: values[path] for path in values if path in read})
-    sections = {
-        name: getattr(cfg, name).model_copy(update=fields) for name, fields in changed.items()
-    }
-    return cfg.model_copy(update=sections)
+    found = read_values(cfg)
+    found |= {path: value for path, value in values.items() if path in found}
+    return Config.model_validate(sections_of(found))
 
 
 def _at_most(most: int, value: int | None) -> int | None:

@@ -46,7 +46,6 @@ LONGEST_PATH = 4000
 LARGEST = 3.4e38
 
 
-@dataclass(frozen=True)
 class Aka:
     """Names of other libraries that stand for a field.
 
@@ -57,17 +56,13 @@ class Aka:
         values: theirs -> ours, where these are called otherwise.
     """
 
-    names: tuple[str, ...]
-    note: str
-    values: Objects
+    def __init__(self, *names: str, note: str = "", values: Objects = MappingProxyType({})) -> None:
+        self.names = names
+        self.note = note
+        self.values = values
 
 
 Akas = Aka | tuple[Aka, ...]
-
-
-def aka(*names: str, note: str = "", values: Objects = MappingProxyType({})) -> Aka:
-    """Names that a field has elsewhere; see `Aka`."""
-    return Aka(names, note, values)
 
 
 class Bounds(TypedDict, total=False):
@@ -187,7 +182,7 @@ def holds_mapping(field: FieldInfo) -> bool:
     """True if a field may be written as a mapping; every other one is a single value."""
     kinds = (field.annotation, *get_args(field.annotation))
     plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
-    return about(field).takes_mapping or any(get_origin(kind) is dict for kind in plain)
+    return about(field).takes_mapping or dict in map(get_origin, plain)
 
 
 class Section(BaseModel):
@@ -205,11 +200,13 @@ class Section(BaseModel):
         kinds = get_args(field.annotation) or (field.annotation,)
         boolean = bool in kinds
         words = [word for kind in kinds for word in get_args(kind)]  # taken beside true and false
-        if isinstance(value, bool) and not boolean:
-            raise ValueError(
-                "must not be true or false here; write a number, or quote the word if it is text"
-            )
-        if boolean and not isinstance(value, bool) and value not in words:
+        if isinstance(value, bool):
+            if not boolean:
+                raise ValueError(
+                    "must not be true or false here; write a number, or quote the word if it is "
+                    "text"
+                )
+        elif boolean and value not in words:
             *allowed, last = ("true", "false", *words)
             raise ValueError(
                 f"must be {', '.join(allowed)} or {last} "

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ruamel.yaml.nodes import Node, ScalarNode
-
 from oxrl.config.names import unknown_section
 from oxrl.config.schema import SECTIONS
 from oxrl.config.source import Source, compose, enter, take, value_of
@@ -39,14 +37,14 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
             source.where[path] = place
         try:
             if path.startswith(f"{PARTS}."):
-                _override_part(override, path, place, source)
+                _override_part(override, path, source)
             else:
-                _override_field(override, path, place, source)
+                _override_field(override, path, source)
         except ValueError as error:
             source.wrong(path, str(error), place)
 
 
-def _override_field(override: str, path: str, place: str, source: Source) -> None:
+def _override_field(override: str, path: str, source: Source) -> None:
     """`section.field=value` sets, `~section.field` takes back what the file says.
 
     Raises:
@@ -61,16 +59,17 @@ def _override_field(override: str, path: str, place: str, source: Source) -> Non
             )
         source.foreign.pop(path, None)
         source.values.pop(path, None)
-        source.taken_back.add(path)
+        if path == "data.eval":  # switches evaluation off, whatever else says how it is done
+            source.values[path] = None
     elif "=" not in override or (section in SECTIONS and not dot):
         raise ValueError("an override is written section.field=value")
     elif section not in SECTIONS:
         raise ValueError(unknown_section(path))
     else:
-        enter(path, _given_value(override, path, place, source), source)
+        enter(path, _given_value(override, path, source), source)
 
 
-def _override_part(override: str, path: str, place: str, source: Source) -> None:
+def _override_part(override: str, path: str, source: Source) -> None:
     """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths.
 
     Raises:
@@ -87,24 +86,25 @@ def _override_part(override: str, path: str, place: str, source: Source) -> None
             "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
         )
     if not override.startswith("~"):
-        holder[key] = _given_value(override, path, place, source)
+        holder[key] = _given_value(override, path, source)
     elif key in holder:
         del holder[key]
     else:
         raise ValueError("takes back what the file sets: name a part or field there")
 
 
-def _given_value(override: str, path: str, place: str, source: Source) -> object:
+def _given_value(override: str, path: str, source: Source) -> object:
     """The value behind the first `=` of an override.
 
     Raises:
         ConfigError: it is no YAML.
         ValueError: it is no plain value.
     """
-    text = override.partition("=")[2]
     try:
-        node: Node = compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
+        node = compose(override.partition("=")[2], "")
     except ConfigError as error:
         why = str(error).lstrip(":1 ")
         raise ConfigError(f"{why}; quote the value if it is text") from None
-    return value_of(path, node, source, place)
+    if node is None:
+        return None
+    return value_of(path, node, source, source.where[path])

@@ -17,7 +17,7 @@ from oxrl.config.conditions import evaluates
 from oxrl.config.field import about
 from oxrl.config.reads import fields_read, readable
 from oxrl.config.schema import FIELDS, Config
-from oxrl.config.source import Check, Problem, Source, read_source
+from oxrl.config.source import Check, Source, read_source
 from oxrl.errors import ConfigError, OxrlError
 from oxrl.flat_config import recorded_config
 from oxrl.runs.checkpoints import is_run, named_run
@@ -35,7 +35,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
-    return checked(read_with_overrides(path, overrides), training_problems)
+    return load_source(read_with_overrides(path, overrides))
 
 
 def read_with_overrides(path: Path | str, overrides: Sequence[str]) -> Source:
@@ -82,7 +82,7 @@ def check_config(cfg: Config) -> None:
         off = path == "data.eval" and value is None
         if name in given.model_fields_set and (off or value != field.default):
             source.values[path] = value
-    _refuse_what_is_wrong(cfg, source, [], training_problems)
+    _refuse_what_is_wrong(cfg, source, training_problems)
 
 
 def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Config:
@@ -100,15 +100,14 @@ def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Co
         if not evaluated and is_run(source.directory):
             _keep_what_was_taken(source.values, recorded_config(source.directory))
     cfg = None
-    problems = [*source.problems]
     if not source.foreign:
         with suppress(ValidationError):
             cfg = Config.model_validate(readable(source.values, evaluated))
     if cfg is None:
         from oxrl.config.mistakes import read_what_is_right  # most files have nothing wrong
 
-        cfg = read_what_is_right(source, evaluated, problems)
-    _refuse_what_is_wrong(cfg, source, problems, check, evaluated)
+        cfg = read_what_is_right(source, evaluated)
+    _refuse_what_is_wrong(cfg, source, check, evaluated)
     if not evaluated:  # what an evaluation does less than it seems to was told when it trained
         for notice in notices(cfg, source):
             warnings.warn(notice, UserWarning, stacklevel=3)
@@ -118,27 +117,27 @@ def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Co
 def _refuse_what_is_wrong(
     cfg: Config,
     source: Source,
-    problems: list[Problem],
     check: Check,
     evaluated: Collection[str] = (),
 ) -> None:
     """Raise one error about all that is wrong, or written and not read.
 
     Args:
-        problems: of single fields; check, evaluated: as of `checked`.
+        source: what was written, with the problems of single fields.
+        check, evaluated: as of `checked`.
     """
     unread = list(_unread_fields(cfg, source, evaluated))
     across = list(check(cfg))
-    if problems or unread or across:
+    if source.problems or unread or across:
         from oxrl.config.mistakes import report  # most runs are not refused
 
-        raise ConfigError(report(cfg, source, problems, unread, across))
+        raise ConfigError(report(cfg, source, unread, across))
 
 
 def _unread_fields(cfg: Config, source: Source, evaluated: Collection[str]) -> Iterator[str]:
     """Yield fields that are written down and that this run does not read."""
     read = fields_read(cfg)
-    no_evaluation = source.switched_off("data.eval")
+    no_evaluation = source.values.get("data.eval", "") is None
     for path, field in FIELDS.items():
         if path in read or path not in source.values or path.partition(".")[0] in evaluated:
             continue

@@ -58,8 +58,7 @@ def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
     With a reward or an environment its responses to prompts are scored; without one it is judged by
     the likelihood of the answers in data.eval.
     """
-    scoring = (*REWARDED, "environment.name=")
-    rewarded = any(override.startswith(scoring) for override in overrides)
+    rewarded = any(override.startswith((*REWARDED, "environment.name=")) for override in overrides)
     values: FieldValues = {
         "run.name": "evaluation",
         "run.steps": 1,
@@ -97,8 +96,9 @@ def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
 
 def _reward_problems(cfg: Config) -> Iterator[Problem]:
     if not cfg.reward.exists:
-        rule = "is required: the run has no reward of its own; write reward.name=NAME"
-        yield Problem("reward.name", rule)
+        yield Problem(
+            "reward.name", "is required: the run has no reward of its own; write reward.name=NAME"
+        )
     yield from check_reward(cfg)
 
 

@@ -65,17 +65,15 @@ OF_RECIPES = {
 }
 
 
-def read_what_is_right(
-    source: Source, evaluated: Collection[str], problems: list[Problem]
-) -> Config:
+def read_what_is_right(source: Source, evaluated: Collection[str]) -> Config:
     """Read a configuration of which something is wrong: misnamed values as what was meant, and
     defaults and placeholders in place of wrong values.
 
     Args:
-        source: what was written.
+        source: what was written; what is wrong with single fields is added to its problems.
         evaluated: as of `load.checked`.
-        problems: those of the source; what is wrong with single fields is added.
     """
+    problems = source.problems
     written = dict(source.values)
     problems += without_consequences(_read_misnamed(source, written), problems)
     values = readable(written, evaluated)
@@ -208,7 +206,6 @@ def without_consequences(found: Iterable[Problem], known: Sequence[Problem]) -> 
 def report(
     cfg: Config,
     source: Source,
-    problems: list[Problem],
     unread: Sequence[str],
     across: Iterable[Problem],
 ) -> str:
@@ -216,18 +213,19 @@ def report(
     overrides.
 
     Args:
-        problems: of single fields; unread: fields that are written and not read; across: problems
-            of several fields. What only follows from one before it is left out.
+        source: what was written, with the problems of single fields.
+        unread: fields that are written and not read; across: problems of several fields. What only
+            follows from one before it is left out.
     """
+    problems = source.problems
     cells = ("train.alg_name", *(f"train.{name}" for name in CELLS))
     not_read = [
         Problem(path, why_unread(path, cfg), source.values[path], also=cells) for path in unread
     ]
-    told = [*problems]
-    told += without_consequences(not_read, told)
-    told += without_consequences(across, told)
+    problems += without_consequences(not_read, problems)
+    problems += without_consequences(across, problems)
     blocks: list[tuple[float, str]] = []
-    for problem in told:
+    for problem in problems:
         place = problem.where or source.place(problem.path)
         line = place.rpartition(":")[2]
         block = f"{place}: {problem.path}{_shown_value(problem, cfg)}\n    {problem.rule}"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import cast
 
 from oxrl.config.conditions import SENTENCES, has_reference_model
 from oxrl.config.field import About, Condition, Recipes, Section, about
@@ -84,8 +83,7 @@ def resume_rules() -> dict[str, str]:
     """Rules of what becomes of a run that is resumed with another value (see `Resume`): by dotted
     path, or by section where that is said of all of it; what is not there is fixed.
     """
-    fields = {**Config.model_fields, **FIELDS}
-    rules = {path: about(field).resume for path, field in fields.items()}
+    rules = {path: about(field).resume for path, field in (Config.model_fields | FIELDS).items()}
     return {path: rule for path, rule in rules.items() if rule != "fixed"}
 
 
@@ -152,10 +150,9 @@ def _plain(value: object) -> object:
     """A value as YAML has it: the parts of a reward as mappings, without what they leave open."""
     if not isinstance(value, dict):
         return value
-    parts = cast(FieldValues, value)
     return {
         name: part.model_dump(exclude_none=True) if isinstance(part, Section) else part
-        for name, part in parts.items()
+        for name, part in value.items()
     }
 
 

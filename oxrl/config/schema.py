@@ -72,7 +72,7 @@ class Config(Section):
     @classmethod
     def _with_defaults(cls, values: object) -> object:
         """Fill in what the algorithm sets."""
-        return with_defaults(cast(FieldValues, values)) if isinstance(values, dict) else values
+        return with_defaults(values) if isinstance(values, dict) else values
 
     @property
     def recipe(self) -> str:
@@ -137,8 +137,7 @@ def with_defaults(values: GivenValues) -> FieldValues:
         composed = compose_row(composed, found)
     found |= composed.defaults
     if _fields(values, "lora").get("rank"):
-        rates = {name: rate for name, rate in ADAPTER_RATES.items() if name in {*found, "lr"}}
-        found |= rates
+        found |= {name: rate for name, rate in ADAPTER_RATES.items() if name in {*found, "lr"}}
     filled = {**values, "train": {**found, **train}}
     turn = _action_tokens(values)
     if turn and (row.recipe == "rl" or _fields(values, "environment")):
@@ -160,7 +159,7 @@ def _action_tokens(values: GivenValues) -> int:
 def _fields(values: GivenValues, section: str) -> GivenValues:
     """Return the values of a section; empty where they are no mapping."""
     found = values.get(section)
-    return cast(GivenValues, found) if isinstance(found, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
 
 
 # Every section by its name, and every field by its dotted path.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -62,27 +62,20 @@ def at(path: str, rule: str, *also: str) -> Problem:
 class Source:
     """The values that the user wrote, and where: by dotted path, under names of ours in `values`.
 
-    `taken_back` are fields that the file sets, and an override takes back; `foreign` are values of
-    the file under names that are none of ours.
+    `foreign` are values of the file under names that are none of ours.
     """
 
     file: str
-    values: FieldValues = field(default_factory=FieldValues)
-    foreign: FieldValues = field(default_factory=FieldValues)
-    taken_back: set[str] = field(default_factory=set[str])
-    where: dict[str, str] = field(default_factory=dict[str, str])
-    problems: list[Problem] = field(default_factory=list[Problem])
+    values: FieldValues = field(default_factory=dict)
+    foreign: FieldValues = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def directory(self) -> Path:
         """The place where the run will be; a wrong name of it is found by the checks."""
         place = self.values.get("run.dir")
         return Path(str(place)) if place else Path("runs") / str(self.values.get("run.name"))
-
-    def switched_off(self, path: str) -> bool:
-        """True if the field of this dotted name is null by name, or was taken back."""
-        unwritten = None if path in self.taken_back else UNSET
-        return self.values.get(path, unwritten) is None
 
     def place(self, path: str) -> str:
         """Return the place where a field was written, or else where it would stand."""
@@ -109,8 +102,9 @@ def read_source(path: Path | str) -> Source:
     if root is None:
         raise ConfigError(f"{path} is empty; it needs at least run, model, data and train")
     if not isinstance(root, MappingNode):
-        rule = "the file must hold sections such as `train:`, not a list or a single value"
-        raise ConfigError(f"{path}:1: {rule}")
+        raise ConfigError(
+            f"{path}:1: the file must hold sections such as `train:`, not a list or a single value"
+        )
     take(_entries("", root, source), source)
     return source
 
@@ -125,7 +119,7 @@ def take(given: Mapping[Any, Any], source: Source) -> None:
 
             if isinstance(fields, Mapping) or not (meant_by(section) or homes(section)):
                 source.wrong(section, unknown_section(section), place)
-        elif fields is None or fields == {}:
+        elif fields in (None, {}):
             continue
         elif not isinstance(fields, Mapping):
             source.wrong(section, "is a section and holds fields, not a value", place)
@@ -140,7 +134,7 @@ def _fields_in(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield every field by its dotted path; below a name that is none of ours, all there is."""
     of_section = path in SECTIONS or path.partition(".")[0] not in SECTIONS
     if of_section and isinstance(value, Mapping) and value:
-        for name, inner in cast(Mapping[object, object], value).items():
+        for name, inner in value.items():
             yield from _fields_in(f"{path}.{name}", inner)
     else:
         yield path, value
@@ -151,8 +145,7 @@ def _as_written(path: str, value: object) -> object:
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping) and _holds_names(path):
-        given = cast(Mapping[object, object], value)
-        return {str(name): _as_written(f"{path}.{name}", inner) for name, inner in given.items()}
+        return {str(name): _as_written(f"{path}.{name}", inner) for name, inner in value.items()}
     repr(value)  # refuses a number of too many digits, as `plain` does
     return value
 
@@ -187,8 +180,10 @@ def compose(text: str, name: str) -> Node | None:
     """Parse a text that is no larger than a configuration may be; None where it is empty."""
     brackets = text.count("[") + text.count("{")
     if len(text) > MOST_CHARACTERS or brackets > MOST_BRACKETS:
-        limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
-        raise ConfigError(f"{name}: not a configuration: {limits}")
+        raise ConfigError(
+            f"{name}: not a configuration: more than {MOST_CHARACTERS} characters or "
+            f"{MOST_BRACKETS} brackets"
+        )
     try:
         root = YAML(pure=True).compose(text)
     except RecursionError:
@@ -203,8 +198,10 @@ def compose(text: str, name: str) -> Node | None:
         if isinstance(inside, list | tuple):
             found += inside
         if len(found) > MOST_VALUES:
-            why = f"more than {MOST_VALUES} values, with those that it repeats"
-            raise ConfigError(f"{name}: not a configuration: {why}")
+            raise ConfigError(
+                f"{name}: not a configuration: more than {MOST_VALUES} values, with those that it "
+                "repeats"
+            )
     return root
 
 
@@ -218,11 +215,11 @@ def _why_no_yaml(text: str, error: MarkedYAMLError) -> str:
     return f"{line + 1}: not YAML: {why}"
 
 
-def value_of(path: str, node: Node, source: Source, override: str = "") -> object:
+def value_of(path: str, node: Node, source: Source, override: str) -> object:
     """The value that a node gives a field, or what is not one of ours.
 
     Args:
-        override: the place of all in it, where that is no file.
+        override: the place of all in it; empty where that is a file.
     """
     if isinstance(node, MappingNode) and _holds_names(path):
         return _entries(path, node, source, override)
@@ -252,11 +249,10 @@ def _entries(path: str, node: MappingNode, source: Source, override: str = "") -
         if not isinstance(key, ScalarNode):
             source.wrong(path, "a field name must be a word", place)
             continue
-        name: str = key.value
+        name = key.value
         below = f"{path}.{name}" if path else name
         if name in first:
-            rule = f"written twice, first at {first[name]}; keep one of them"
-            source.wrong(below, rule, place)
+            source.wrong(below, f"written twice, first at {first[name]}; keep one of them", place)
             continue
         first[name] = place
         source.where[below] = place

@@ -24,7 +24,7 @@ LINE = """    naps: int = setting(
         of=OFFLINE,
         when=evaluates,
         resume="reorders",
-        aka=aka("siestas", note="in winter too"),
+        aka=Aka("siestas", note="in winter too"),
     )
 """
 CONFIG = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.config import load_config
+from oxrl.config import check_config, load_config
 from oxrl.config.names import other_names
 from oxrl.config.schema import FIELDS
 from oxrl.errors import ConfigError
@@ -71,6 +71,7 @@ def test_evaluation_is_switched_off_by_one_field(write: Write, off: str) -> None
     path = write(data=EVALUATED, run={"eval_every": 3})
     cfg = load_config(path, [off])
     assert cfg.data.eval is None
+    check_config(cfg)  # as a run does
     with pytest.raises(ConfigError, match="has no effect without data.eval"):
         load_config(write(data={"eval_rows": 5}))
 

@@ -7,6 +7,7 @@ as it is has nothing to be checked, and its files are not imported then.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from oxrl.config.checks.usual import (
     check_context,
@@ -18,8 +19,7 @@ from oxrl.config.checks.usual import (
     check_sampling,
     check_training_files,
 )
-from oxrl.config.schema import Config
-from oxrl.config.sections.train import CELLS
+from oxrl.config.schema import FIELDS, Config
 from oxrl.config.source import Problems
 from oxrl.modelfiles.folder import vision_family
 from oxrl.tables.cells import GROUPS
@@ -28,6 +28,41 @@ from oxrl.tables.policy import ROWS
 # Of a plain run, in the order of `by_recipe.py`.
 OF_EVERY_RUN = (check_model, check_model_files, check_training_files, check_evaluation_file)
 OF_PLAIN_RUNS = (check_reward, check_sampling, check_groups, check_context)
+# What plain runs may set: no other check reads it.
+USUAL = {
+    "run.name",
+    "run.seed",
+    "run.dir",
+    "run.steps",
+    "run.device",
+    "run.threads",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.eval_every",
+    "run.mlflow",
+    "run.console",
+    "model.name",
+    "model.dtype",
+    "model.max_length",
+    "data.train",
+    "data.eval",
+    "data.prompts_per_step",
+    "data.max_prompt_tokens",
+    "data.eval_rows",
+    "reward.name",
+    "reward.options",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.max_tokens",
+    "rollout.n_samples",
+    "rollout.eval_samples",
+    "rollout.eval_temperature",
+    "train.alg_name",
+    "train.lr",
+    "train.lr_schedule",
+    "train.warmup_steps",
+}
 
 
 def training_problems(cfg: Config) -> Problems:
@@ -49,36 +84,13 @@ def training_problems(cfg: Config) -> Problems:
 
 
 def is_plain(cfg: Config) -> bool:
-    """True if the usual checks are all: of reinforcement learning with groups or no needs, by an
-    algorithm as its row has it, in one process, on a model of text as its files have it.
+    """True if the usual checks are all: of reinforcement learning with groups or no needs, on a
+    model of text, where all but the usual fields are as the algorithm or their lines have them.
     """
-    model = cfg.model
-    train = cfg.train
-    row = ROWS[train.alg_name]
-    unusual = (
-        cfg.recipe != "rl",
-        not {GROUPS.name}.issuperset(train.row.needs),
-        any(getattr(train, cell) is not None for cell in CELLS),
-        any(getattr(train, name) != value for name, value in row.defaults.items()),
-        train.features,
-        train.old_logprobs != "auto",
-        train.updates > 1,
-        train.share_prefix is True,
-        train.master_weights != "float32",
-        train.backend != "local",
-        cfg.run.training_gpus > 1,
-        cfg.samplers,
-        cfg.inference_engine.placement != "separate",
-        cfg.lora.rank,
-        cfg.environment.name,
-        cfg.action.exists,
-        cfg.action.choices,
-        cfg.rollout.max_staleness,
-        cfg.rollout.from_samples is not None,
-        cfg.data.columns,
-        model.chat_template,
-        model.attention != "auto",
-        model.offload_activations,
-        vision_family(model.name),
-    )
-    return not any(unusual)
+    row = ROWS[cfg.train.alg_name]
+    defaults = {path: field.default for path, field in FIELDS.items()}
+    defaults |= {f"train.{name}": value for name, value in row.defaults.items()}
+    if any(attrgetter(path)(cfg) != defaults[path] for path in defaults.keys() - USUAL):
+        return False
+    others = set(row.needs) - {GROUPS.name}
+    return row.recipe == "rl" and not others and vision_family(cfg.model.name) is None

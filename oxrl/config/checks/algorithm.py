@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from oxrl.config.checks.usual import check_groups, several_samples
 from oxrl.config.conditions import SHARING, obstacles
@@ -197,8 +196,10 @@ def check_interpolated_anchor(cfg: Config) -> Problems:
     if cfg.train.old_logprobs != "auto":
         yield at("train.old_logprobs", f"{row.name} interpolates them: set it to auto")
     if row.correction == "none":
-        rule = f"{row.name} weighs its interpolated policy against the sampler: set it to truncate"
-        yield at("train.correction", rule)
+        yield at(
+            "train.correction",
+            f"{row.name} weighs its interpolated policy against the sampler: set it to truncate",
+        )
 
 
 def _kl_needed(cfg: Config) -> Problems:
@@ -261,9 +262,14 @@ def _kept_rewards(cfg: Config, whole: str, read: str, most: float) -> Problems:
 def check_reward_parts(cfg: Config) -> Problems:
     """A reward of parts, which nothing is added to that is no part."""
     if not cfg.reward.parts:
-        name = cfg.train.row.name
-        rule = f"{name} compares the parts of a reward: write reward.parts, not reward.name"
-        yield Problem("reward.parts", rule, also=("reward.name", *CHOSEN))
+        yield Problem(
+            "reward.parts",
+            (
+                f"{cfg.train.row.name} compares the parts of a reward: write reward.parts, not "
+                "reward.name"
+            ),
+            also=("reward.name", *CHOSEN),
+        )
     yield from _kept_rewards(cfg, "the sum", "reads the parts", math.inf)
 
 
@@ -312,8 +318,7 @@ def check_own_gate(cfg: Config) -> Problems:
     if problem:
         yield at("train.loss", problem)
         return
-    numbers = cfg.train.loss_numbers
-    for rule in number_problems(loss, taken, numbers):
+    for rule in number_problems(loss, taken, cfg.train.loss_numbers):
         yield at("train.loss_numbers", rule, "train.loss")
 
 
@@ -332,31 +337,44 @@ def check_own_features(cfg: Config) -> Problems:
             continue
         short = name.rpartition(":")[2]
         if short in named:
-            rule = f"two features are called {short}, here and in {named[short]}: rename one"
-            yield Problem("train.features", rule, name)
+            yield Problem(
+                "train.features",
+                f"two features are called {short}, here and in {named[short]}: rename one",
+                name,
+            )
         named[short] = name
 
 
 # --- Numbers.
 def check_numbers(cfg: Config) -> Problems:
     """Bounds are the right way round, and what is to happen in a run can happen."""
-    values: dict[str, Any] = {name: getattr(cfg.train, name) for name in cfg.train.row.defaults}
-    low = values.get("clip_low")
+    values = {name: getattr(cfg.train, name) for name in cfg.train.row.defaults}
     high = values.get("clip_high")
-    if low == 0 and high == 0:
-        rule = "and train.clip_low are both 0, which clips every token that moves; raise one"
-        yield at("train.clip_high", rule, "train.clip_low")
+    if values.get("clip_low") == 0 and high == 0:
+        yield at(
+            "train.clip_high",
+            "and train.clip_low are both 0, which clips every token that moves; raise one",
+            "train.clip_low",
+        )
     dual = values.get("clip_dual")
     if dual is not None and high is not None and dual < 1 + high:
-        rule = f"must be at least 1 + train.clip_high = {1 + high:g}, where the other clip begins"
-        yield at("train.clip_dual", rule, "train.clip_high")
-    lowest = values.get("cov_low")
+        yield at(
+            "train.clip_dual",
+            f"must be at least 1 + train.clip_high = {1 + high:g}, where the other clip begins",
+            "train.clip_high",
+        )
     highest = values.get("cov_high")
-    if lowest is not None and highest is not None and lowest >= highest:
-        rule = f"must be below train.cov_high = {highest:g}, else no token is chosen"
-        yield at("train.cov_low", rule, "train.cov_high")
+    if highest is not None and values["cov_low"] >= highest:
+        yield at(
+            "train.cov_low",
+            f"must be below train.cov_high = {highest:g}, else no token is chosen",
+            "train.cov_high",
+        )
     buffer = values.get("overlong_buffer")
     longest = cfg.rollout.max_tokens
     if buffer is not None and buffer > longest:
-        rule = f"must be at most rollout.max_tokens = {longest}, within which the penalty grows"
-        yield at("train.overlong_buffer", rule, "rollout.max_tokens")
+        yield at(
+            "train.overlong_buffer",
+            f"must be at most rollout.max_tokens = {longest}, within which the penalty grows",
+            "rollout.max_tokens",
+        )

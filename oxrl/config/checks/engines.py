@@ -4,7 +4,6 @@ or computed otherwise than their own files and PyTorch have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -180,8 +179,7 @@ def check_adapter(cfg: Config) -> Problems:
         )
     yield from _under_adapter(cfg)
     if cfg.model.load_in_4bit:
-        for why, *also in _why_not_in_four_bits(cfg):
-            yield at("model.load_in_4bit", why, *also, "lora.rank")
+        yield from _in_four_bits(cfg)
 
 
 def _under_adapter(cfg: Config) -> Problems:
@@ -204,21 +202,34 @@ def _under_adapter(cfg: Config) -> Problems:
         )
 
 
-def _why_not_in_four_bits(cfg: Config) -> Iterator[tuple[str, ...]]:
-    """Yield each reason why somebody needs whole weights, and the fields that took part."""
+def _in_four_bits(cfg: Config) -> Problems:
+    """Nobody needs whole weights."""
     if cfg.train.backend != "local":
-        why = "one process holds the codes, and ranks cut weights up: set train.backend to local"
-        yield why, "train.backend"
-    if cfg.recipe in EVALUATING and cfg.samplers and cfg.lora.delivery == "adapter":
-        why = (
-            "samplers that read the model's files have other weights under the adapter than "
-            "the codes hold: set lora.delivery to merged, or inference_engine.name to local "
-            "and its actors to 0"
+        yield at(
+            "model.load_in_4bit",
+            "one process holds the codes, and ranks cut weights up: set train.backend to local",
+            "train.backend",
+            "lora.rank",
         )
-        yield why, "lora.delivery", "inference_engine"
+    if cfg.recipe in EVALUATING and cfg.samplers and cfg.lora.delivery == "adapter":
+        yield at(
+            "model.load_in_4bit",
+            (
+                "samplers that read the model's files have other weights under the adapter than "
+                "the codes hold: set lora.delivery to merged, or inference_engine.name to local "
+                "and its actors to 0"
+            ),
+            "lora.delivery",
+            "inference_engine",
+            "lora.rank",
+        )
     if vision_family(cfg.model.name) is not None:
-        why = "is known for models of text alone, and this one reads images: set it to false"
-        yield why, "model.name"
+        yield at(
+            "model.load_in_4bit",
+            "is known for models of text alone, and this one reads images: set it to false",
+            "model.name",
+            "lora.rank",
+        )
 
 
 # --- Models.
@@ -267,21 +278,39 @@ def check_images(cfg: Config) -> Problems:
         return
     for root in cfg.data.image_places:
         if not root.startswith(REMOTE) and not Path(root).is_dir():
-            rule = f"{root!r} is neither a folder here nor a URL of http or https"
-            yield Problem("data.image_roots", rule, root)
+            yield Problem(
+                "data.image_roots",
+                f"{root!r} is neither a folder here nor a URL of http or https",
+                root,
+            )
     if cfg.data.image_min_side > cfg.data.image_max_side:
-        rule = f"exceeds data.image_max_side {cfg.data.image_max_side}"
-        yield at("data.image_min_side", rule, "data.image_max_side")
+        yield at(
+            "data.image_min_side",
+            f"exceeds data.image_max_side {cfg.data.image_max_side}",
+            "data.image_max_side",
+        )
     if cfg.data.image_max_pixels is not None and family.layout != "patches":
-        rule = f"{family.name} shows every image at a size that its own files fix: leave it out"
-        yield at("data.image_max_pixels", rule, "model.name")
+        yield at(
+            "data.image_max_pixels",
+            f"{family.name} shows every image at a size that its own files fix: leave it out",
+            "model.name",
+        )
     still = cfg.lora.rank or "vision" in cfg.model.freeze
     if cfg.train.tower_lr is not None and (still or cfg.train.lr == 0):
-        rule = "the vision tower is not trained (lora.rank, model.freeze or train.lr): leave it out"
-        yield at("train.tower_lr", rule, "lora.rank", "model.freeze", "train.lr")
+        yield at(
+            "train.tower_lr",
+            "the vision tower is not trained (lora.rank, model.freeze or train.lr): leave it out",
+            "lora.rank",
+            "model.freeze",
+            "train.lr",
+        )
     if cfg.train.tower_lr is not None and cfg.train.backend == "deepspeed":
-        rule = "DeepSpeed trains all weights at one rate: leave it out, or set train.backend: fsdp"
-        yield at("train.tower_lr", rule, "train.backend")
+        yield at(
+            "train.tower_lr",
+            "DeepSpeed trains all weights at one rate: leave it out, or set train.backend: fsdp",
+            "train.backend",
+        )
     if cfg.model.freeze != "none" and cfg.lora.rank:
-        rule = "adapters freeze all of the model already: leave it out"
-        yield at("model.freeze", rule, "lora.rank")
+        yield at(
+            "model.freeze", "adapters freeze all of the model already: leave it out", "lora.rank"
+        )

@@ -70,8 +70,11 @@ def check_generated(cfg: Config) -> Problems:
     yield from check_reward(cfg)
     yield from check_context(cfg)
     if cfg.train.engine.several_ranks:
-        rule = "evaluations generate answers in one process: set train.backend to local"
-        yield at("reward.name", rule, "train.backend")
+        yield at(
+            "reward.name",
+            "evaluations generate answers in one process: set train.backend to local",
+            "train.backend",
+        )
 
 
 def check_rejection(cfg: Config) -> Problems:

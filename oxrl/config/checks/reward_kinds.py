@@ -8,6 +8,7 @@ from oxrl.config.conditions import CODE, JUDGE
 from oxrl.config.schema import Config
 from oxrl.config.sections.reward import AskedReward
 from oxrl.config.source import Problem, Problems, at
+from oxrl.errors import required
 from oxrl.rewards.builtin import find_builtin
 
 
@@ -25,11 +26,15 @@ def check_kind(cfg: Config, asked: AskedReward) -> Problems:
 def _check_copies(asked: AskedReward) -> Problems:
     """A reward model has no workers: it is there once, or as often as `reward.actors` says."""
     if asked.workers > 1:
-        rule = (
-            "must be 1: a reward model is loaded once, on the device of the run, and reads "
-            "train.micro_batch_tokens tokens at a time; or in each of reward.actors: remove it"
+        yield Problem(
+            f"{asked.field}.workers",
+            (
+                "must be 1: a reward model is loaded once, on the device of the run, and reads "
+                "train.micro_batch_tokens tokens at a time; or in each of reward.actors: remove it"
+            ),
+            asked.workers,
+            also=(f"{asked.field}.name",),
         )
-        yield Problem(f"{asked.field}.workers", rule, asked.workers, also=(f"{asked.field}.name",))
 
 
 def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
@@ -38,15 +43,16 @@ def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
     fields["rollout.eval_samples"] = cfg.data.eval is not None
     for field, is_read in fields.items():
         if is_read and attrgetter(field)(cfg) < 2:
-            rule = "must be 2 or more: the judge compares responses to one prompt with each other"
-            yield at(field, rule, f"{asked.field}.options")
+            yield at(
+                field,
+                "must be 2 or more: the judge compares responses to one prompt with each other",
+                f"{asked.field}.options",
+            )
 
 
 def _check_times(asked: AskedReward) -> Problems:
     """A program's own limit ends it before its worker is killed: the first is a score."""
-    row = find_builtin(CODE)
-    assert row is not None
-    wait_s = row.wait_s
+    wait_s = required(find_builtin(CODE)).wait_s
     needed = float(str(asked.options["program_s"])) + wait_s + 1.0
     if asked.timeout_s < needed:
         yield Problem(

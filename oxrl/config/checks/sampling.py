@@ -84,8 +84,11 @@ def check_environment(cfg: Config) -> Problems:
     except ValueError as error:
         yield at(ENVIRONMENT.field, str(error))
     if name == "agent" and not cfg.environment.options.get("command"):
-        rule = "environment.name=agent needs the program: {command: python my_agent.py}"
-        yield at("environment.options", rule, "environment.name")
+        yield at(
+            "environment.options",
+            "environment.name=agent needs the program: {command: python my_agent.py}",
+            "environment.name",
+        )
     most = cfg.rollout.max_episode_tokens
     if most is not None and most < cfg.rollout.max_tokens:
         yield at(
@@ -107,8 +110,8 @@ def check_action(cfg: Config) -> Problems:
         yield at("action.choices", "needs two names or more, each once")
     if not action.names:
         yield from _check_numbers(cfg)
-    if not action.names and action.code == "fast":
-        yield from _check_fast(cfg)
+        if action.code == "fast":
+            yield from _check_fast(cfg)
     yield from _check_turns(cfg)
 
 
@@ -116,32 +119,52 @@ def _check_turns(cfg: Config) -> Problems:
     """There is who answers turns, and they are as long as actions are."""
     action = cfg.action
     if cfg.rollout.rewritten_history == "split":
-        rule = "turns of actions have no text that a template could rewrite: leave it out"
-        yield at("rollout.rewritten_history", rule, "action.size", "action.choices")
-    if cfg.recipe == "rl" and not cfg.environment.name:
-        rule = "is needed: actions are answered by an environment, not by a reward"
-        yield at("environment.name", rule, "action.size", "action.choices")
-    if cfg.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
-        rule = (
-            "actions are judged in episodes: leave it out, and evaluate by oxrl eval RUN "
-            "environment.name=NAME"
+        yield at(
+            "rollout.rewritten_history",
+            "turns of actions have no text that a template could rewrite: leave it out",
+            "action.size",
+            "action.choices",
         )
-        yield at("reward.name", rule, "action.size", "action.choices")
+    if cfg.recipe == "rl" and not cfg.environment.name:
+        yield at(
+            "environment.name",
+            "is needed: actions are answered by an environment, not by a reward",
+            "action.size",
+            "action.choices",
+        )
+    if cfg.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
+        yield at(
+            "reward.name",
+            (
+                "actions are judged in episodes: leave it out, and evaluate by oxrl eval RUN "
+                "environment.name=NAME"
+            ),
+            "action.size",
+            "action.choices",
+        )
     if cfg.environment.name and cfg.rollout.max_tokens != action.tokens:
         most = "most tokens" if action.code == "fast" else "tokens"
-        rule = f"must be {action.tokens}, the {most} of a turn of actions: leave it out"
-        yield at("rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
+        yield at(
+            "rollout.max_tokens",
+            f"must be {action.tokens}, the {most} of a turn of actions: leave it out",
+            "action.size",
+            "action.choices",
+            "action.chunk",
+        )
 
 
 def _check_numbers(cfg: Config) -> Problems:
     action = cfg.action
     if action.statistics is None:
         if not (Path(cfg.model.name) / HEAD_FILE).is_file():
-            rule = (
-                f"is needed: the model has no {HEAD_FILE} that says between which numbers its "
-                "actions lie; name the file that `oxrl prepare demonstrations` wrote"
+            yield at(
+                "action.statistics",
+                (
+                    f"is needed: the model has no {HEAD_FILE} that says between which numbers its "
+                    "actions lie; name the file that `oxrl prepare demonstrations` wrote"
+                ),
+                "model.name",
             )
-            yield at("action.statistics", rule, "model.name")
         return
     try:
         found = read_quantiles(Path(action.statistics))
@@ -149,19 +172,26 @@ def _check_numbers(cfg: Config) -> Problems:
         yield at("action.statistics", str(error))
         return
     if len(found.low) != action.size:
-        rule = f"has quantiles of {len(found.low)} numbers, and action.size is {action.size}"
-        yield at("action.statistics", rule, "action.size")
+        yield at(
+            "action.statistics",
+            f"has quantiles of {len(found.low)} numbers, and action.size is {action.size}",
+            "action.size",
+        )
 
 
 def _check_fast(cfg: Config) -> Problems:
     action = cfg.action
     if action.fast is None:
         if not (Path(cfg.model.name) / HEAD_FILE).is_file():
-            rule = (
-                f"is needed for action.code: fast: the model has no {HEAD_FILE} that holds pieces; "
-                "name the file that `oxrl prepare demonstrations fast=1024` wrote"
+            yield at(
+                "action.fast",
+                (
+                    f"is needed for action.code: fast: the model has no {HEAD_FILE} that holds "
+                    "pieces; name the file that `oxrl prepare demonstrations fast=1024` wrote"
+                ),
+                "action.code",
+                "model.name",
             )
-            yield at("action.fast", rule, "action.code", "model.name")
         return
     try:
         code = read_code(Path(action.fast))
@@ -169,8 +199,12 @@ def _check_fast(cfg: Config) -> Problems:
         yield at("action.fast", str(error))
         return
     if (code.chunk, code.size) != (action.chunk, action.size):
-        rule = f"is of chunks of {code.chunk} actions, {code.size} numbers each"
-        yield at("action.fast", rule, "action.chunk", "action.size")
+        yield at(
+            "action.fast",
+            f"is of chunks of {code.chunk} actions, {code.size} numbers each",
+            "action.chunk",
+            "action.size",
+        )
 
 
 # --- Samples of another run.
@@ -180,14 +214,18 @@ def check_stored_samples(cfg: Config) -> Problems:
     if stored is None:
         return
     if cfg.run.only is not None:
-        rule = f"samples, and {FIELD} (--from-samples) samples nothing: leave one of them out"
-        yield at("run.only", rule, FIELD)
+        yield at(
+            "run.only",
+            f"samples, and {FIELD} (--from-samples) samples nothing: leave one of them out",
+            FIELD,
+        )
     folder = Path(stored)
     try:
         recorded = written_config((folder / "config.yaml").read_bytes())
     except OSError:
-        rule = "is no run directory: it has no config.yaml; name that of a run, as runs/my-run"
-        yield at(FIELD, rule)
+        yield at(
+            FIELD, "is no run directory: it has no config.yaml; name that of a run, as runs/my-run"
+        )
         return
     except ValueError as error:
         yield at(FIELD, f"has a config.yaml that no run wrote: {error}")
@@ -199,18 +237,17 @@ def check_stored_samples(cfg: Config) -> Problems:
     yield from _pinned(cfg, recorded)
     most = steps[-1] + cfg.train.updates
     if cfg.run.steps > most:
-        rule = f"is more than the samples in {stored} are for: set it to {most} or less"
-        yield at("run.steps", rule, FIELD)
+        yield at(
+            "run.steps",
+            f"is more than the samples in {stored} are for: set it to {most} or less",
+            FIELD,
+        )
 
 
 def stored_steps(folder: Path) -> list[int]:
     """Optimizer steps that were applied when the samples kept in a run directory were drawn."""
-    found: list[int] = []
-    for path in (folder / ROLLOUTS).glob("*"):
-        match = WHOLE_SAMPLES.fullmatch(path.name)
-        if match:
-            found.append(int(match[1]))
-    return sorted(found)
+    found = [WHOLE_SAMPLES.fullmatch(path.name) for path in (folder / ROLLOUTS).glob("*")]
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _why_no_samples(recorded: Json) -> str:
@@ -229,5 +266,9 @@ def _pinned(cfg: Config, recorded: Json) -> Problems:
     free = FREE | resume_rules().keys()
     for path, (then, now) in differences(recorded, here).items():
         if path.startswith(PINNED) and path not in free:
-            rule = f"was {then!r} when the samples of {FIELD} were drawn: set it to that"
-            yield Problem(path, rule, now, also=(FIELD,))
+            yield Problem(
+                path,
+                f"was {then!r} when the samples of {FIELD} were drawn: set it to that",
+                now,
+                also=(FIELD,),
+            )

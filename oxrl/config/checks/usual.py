@@ -41,8 +41,10 @@ def check_model(cfg: Config) -> Problems:
         files = ("config.json", ADAPTER_CONFIG, REFERENCE_FILE)
         if not any((folder / file).is_file() for file in files):
             state = "has no config.json" if folder.is_dir() else "is no folder"
-            rule = f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
-            yield at("model.name", rule)
+            yield at(
+                "model.name",
+                f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
+            )
     limit = cfg.model.max_length
     context = model_context(name)
     if limit is not None and context is not None and limit > context:
@@ -144,11 +146,10 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
             return
     problem = option_problem(name, asked.options)
     if problem:
-        options = f"{asked.field}.options"
         given = cfg.reward.parts[asked.part].options if asked.part else cfg.reward.options
         # Of a judge names alone: a value may be a key in the wrong place.
         shown = list(given) if name == JUDGE else given
-        yield Problem(options, problem, shown, also=(field,))
+        yield Problem(f"{asked.field}.options", problem, shown, also=(field,))
     elif name in (CODE, JUDGE) or is_model_folder(asked.name):
         from oxrl.config.checks.reward_kinds import check_kind  # most rewards are functions
 
@@ -202,8 +203,11 @@ def check_groups(cfg: Config) -> Problems:
 def several_samples(cfg: Config, comparer: str) -> Problems:
     """Groups of two samples or more, for what compares them."""
     if cfg.rollout.n_samples < 2:
-        rule = f"{comparer} compares the samples of one prompt: set it to 2 or more"
-        yield at("rollout.n_samples", rule, "train.advantage")
+        yield at(
+            "rollout.n_samples",
+            f"{comparer} compares the samples of one prompt: set it to 2 or more",
+            "train.advantage",
+        )
 
 
 # --- Notices.
@@ -238,8 +242,9 @@ def _number_notices(cfg: Config, source: Source) -> Iterator[str]:
     signs: list[str] = []
     for path, value in source.values.items():
         if path in ("train.clip_low", "train.clip_high") and float(str(value)) < 0:
-            stored = attrgetter(path)(cfg)
-            signs.append(f"{path} = {value} is stored as {stored} ({source.place(path)})")
+            signs.append(
+                f"{path} = {value} is stored as {attrgetter(path)(cfg)} ({source.place(path)})"
+            )
     if signs:
         yield "clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)
     # So large that what they bound or weigh is hardly there.

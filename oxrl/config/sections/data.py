@@ -8,19 +8,19 @@ from annotated_types import Gt, Len
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from oxrl.config.conditions import evaluates, reads_images
-from oxrl.config.field import OFFLINE, SAMPLING, SUPERVISED, Section, aka, names_in, setting
+from oxrl.config.field import OFFLINE, SAMPLING, SUPERVISED, Aka, Section, names_in, setting
 
 BATCH = (
     "prompts of a rollout step in reinforcement learning, rows of an optimizer step otherwise; "
     "memory is bounded by train.micro_batch_tokens"
 )
 BATCHES = (
-    aka(
+    Aka(
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
         note=f"{BATCH}; `oxrl config convert FILE` writes such a file as ours",
     ),
-    aka(
+    Aka(
         "generation_batch_size", "train_batch_size", "rollout_batch_size", "batch_size", note=BATCH
     ),
 )
@@ -33,7 +33,7 @@ class DataConfig(Section):
         ...,
         "Training rows, .jsonl or .parquet, a path or hf://datasets/OWNER/NAME/FILE; "
         "several: {path: share, ...}.",
-        aka=aka(
+        aka=Aka(
             "dataset", "dataset_name", "train_dataset", "train_file", "train_files", "prompt_data"
         ),
     )
@@ -41,7 +41,7 @@ class DataConfig(Section):
         None,
         "Held-out rows, as for train; null: no evaluation.",
         min_length=1,
-        aka=aka("eval_dataset", "eval_file", "val_files", "val_file", "test_files"),
+        aka=Aka("eval_dataset", "eval_file", "val_files", "val_file", "test_files"),
     )
     prompts_per_step: int = setting(
         16,
@@ -52,7 +52,7 @@ class DataConfig(Section):
         of=SAMPLING,
         aka=(
             *BATCHES,
-            aka("rl.data.train_batch_size", "rl.rollout_batch_size"),
+            Aka("rl.data.train_batch_size", "rl.rollout_batch_size"),
         ),
     )
     rows_per_step: int = setting(
@@ -64,7 +64,7 @@ class DataConfig(Section):
         of=OFFLINE,
         aka=(
             *BATCHES,
-            aka("sl.data.train_batch_size", "sl.train_batch_size"),
+            Aka("sl.data.train_batch_size", "sl.train_batch_size"),
         ),
     )
     pack_tokens: int | None = setting(
@@ -75,19 +75,19 @@ class DataConfig(Section):
         too_low="a pack is to hold several rows",
         why="a pack is to fit into memory",
         of=SUPERVISED,
-        aka=aka("packing", "padding_free", note="tokens of a packed row"),
+        aka=Aka("packing", "padding_free", note="tokens of a packed row"),
     )
     max_prompt_tokens: int | None = setting(
         None,
         "Longest prompt; null: what rollout.max_tokens leaves.",
         ge=1,
         of=SAMPLING,
-        aka=aka("max_prompt_length", "prompt_max_len"),
+        aka=Aka("max_prompt_length", "prompt_max_len"),
     )
     overlong: Literal["drop", "error"] = setting(
         "drop",
         "A row that is too long is dropped, or stops the run.",
-        aka=aka(
+        aka=Aka(
             "filter_overlong_prompts",
             "truncation",
             note="dropped or refused, never cut",
@@ -101,7 +101,7 @@ class DataConfig(Section):
         {},
         "Columns that have other names in the data: {prompt: question, answer: solution}; a.b is "
         "field b inside of a.",
-        aka=aka(
+        aka=Aka(
             "prompt_key",
             "input_key",
             "reward_fn_key",

@@ -12,7 +12,7 @@ from oxrl.config.conditions import (
     trains_in_actors,
     uses_vllm,
 )
-from oxrl.config.field import EVALUATING, RL, Section, aka, setting
+from oxrl.config.field import EVALUATING, RL, Aka, Section, setting
 from oxrl.tables.engines import SamplingEngineName
 
 
@@ -23,7 +23,7 @@ class EngineConfig(Section):
         "local",
         "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in a process of "
         "its own on this machine, without Ray; makes train.correction truncate by default.",
-        aka=aka(
+        aka=Aka(
             "use_vllm", "rollout.name", values={"true": "vllm", "false": "local", "hf": "local"}
         ),
     )
@@ -51,7 +51,7 @@ class EngineConfig(Section):
             trains_in_actors,
             samples_in_actors,
         ),
-        aka=aka("vllm_mode", values={"colocate": "colocated"}),
+        aka=Aka("vllm_mode", values={"colocate": "colocated"}),
     )
     probe_every: int = setting(
         50,
@@ -86,7 +86,7 @@ class EngineConfig(Section):
         le=1024,
         why="each is a process",
         when=uses_vllm,
-        aka=aka("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"),
+        aka=Aka("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"),
     )
     gpu_memory_fraction: float = setting(
         0.5,
@@ -94,7 +94,7 @@ class EngineConfig(Section):
         gt=0,
         lt=1,
         when=uses_vllm,
-        aka=aka("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+        aka=Aka("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     )
     kv_cache_gb: float | None = setting(
         None,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from oxrl.config.conditions import has_adapter, on_the_hub, reads_images, sends_adapters
-from oxrl.config.field import Section, aka, setting
+from oxrl.config.field import Aka, Section, setting
 from oxrl.errors import OxrlError
 from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES
 from oxrl.modelfiles.dims import model_context, model_dims
@@ -42,7 +42,7 @@ class ModelConfig(Section):
         'Folder, hub name, "builtin:<name>" (needs no files), or a run: what it learned, in best/ '
         "where it keeps that, else in its newest checkpoint. A run keeps the one it began with.",
         min_length=1,
-        aka=aka(
+        aka=Aka(
             "model",
             "model_name_or_path",
             "model_name",
@@ -63,7 +63,7 @@ class ModelConfig(Section):
         "float32",
         "Type of the weights; masters and moments are float32.",
         aka=(
-            aka(
+            Aka(
                 "bf16",
                 "torch_dtype",
                 "param_dtype",
@@ -74,7 +74,7 @@ class ModelConfig(Section):
                     "fp32": "float32",
                 },
             ),
-            aka("fp16", note="float32 or bfloat16"),
+            Aka("fp16", note="float32 or bfloat16"),
         ),
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = setting(
@@ -86,7 +86,7 @@ class ModelConfig(Section):
         False,
         "Recompute activations: less memory, a third more time.",
         resume="reorders",
-        aka=aka("enable_gradient_checkpointing"),
+        aka=Aka("enable_gradient_checkpointing"),
     )
     offload_activations: bool = setting(
         False,
@@ -107,7 +107,7 @@ class ModelConfig(Section):
         ge=2,
         le=100_000_000,
         why="no model reads longer rows",
-        aka=aka("max_seq_length", "max_seq_len", "max_len", "max_model_len", "cutoff_len"),
+        aka=Aka("max_seq_length", "max_seq_len", "max_len", "max_model_len", "cutoff_len"),
     )
     freeze: Literal["none", "vision", "projector", "vision+projector"] = setting(
         "none",
@@ -120,7 +120,7 @@ class ModelConfig(Section):
         "QLoRA: with lora.rank, hold the frozen linear layers in four bits (NF4, doubly quantised) "
         "by bitsandbytes; they compute in dtype.",
         when=has_adapter,
-        aka=aka(
+        aka=Aka(
             "use_4bit",
             "bnb_4bit_quant_type",
             "bnb_4bit_use_double_quant",
@@ -161,7 +161,7 @@ class LoraConfig(Section):
         ge=0,
         le=65536,
         why="no layer is so wide",
-        aka=aka("lora_r", "lora_rank"),
+        aka=Aka("lora_r", "lora_rank"),
     )
     alpha: float = setting(
         32.0,
@@ -170,25 +170,25 @@ class LoraConfig(Section):
         le=1_000_000,
         why="adapters of such a scale leave nothing of the model",
         when=has_adapter,
-        aka=aka("lora_alpha"),
+        aka=Aka("lora_alpha"),
     )
     targets: str = setting(
         "all-linear",
         "Layers that get one: all-linear, or names with commas: q_proj,v_proj.",
         when=has_adapter,
-        aka=aka("lora_target", "lora_target_modules", "target_modules"),
+        aka=Aka("lora_target", "lora_target_modules", "target_modules"),
     )
     rslora: bool = setting(
         False,
         "rsLoRA: scale by alpha / sqrt(rank); large ranks learn as fast as small ones.",
         when=has_adapter,
-        aka=aka("use_rslora"),
+        aka=Aka("use_rslora"),
     )
     dora: bool = setting(
         False,
         "DoRA: also train the length of each row of the adapted weights; takes more time.",
         when=has_adapter,
-        aka=aka("use_dora"),
+        aka=Aka("use_dora"),
     )
     delivery: Literal["adapter", "merged"] = setting(
         "adapter",

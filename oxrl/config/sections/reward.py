@@ -22,7 +22,7 @@ from oxrl.config.conditions import (
     shares_timeout,
     shares_workers,
 )
-from oxrl.config.field import RL, SAMPLING, Section, aka, setting
+from oxrl.config.field import RL, SAMPLING, Aka, Section, setting
 from oxrl.config.sections.model import Learned
 from oxrl.types import ENVIRONMENT
 
@@ -83,7 +83,7 @@ class RewardConfig(Section):
         "reward model's folder, or the run that trained it (required for reinforcement learning; "
         "in supervised fine-tuning it scores what evaluations generate).",
         when=has_one_reward,
-        aka=aka(
+        aka=Aka(
             "reward_func",
             "reward_funcs",
             "reward_fn",
@@ -219,11 +219,12 @@ class RewardConfig(Section):
     @classmethod
     def _check_parts(cls, parts: object) -> object:
         """Names that can stand in metrics, and are nobody else's; and parts that hold fields."""
-        named: Mapping[str, object] = parts if isinstance(parts, dict) else {}
+        named = parts if isinstance(parts, dict) else {}
         for name, part in named.items():
             if not isinstance(part, dict | RewardPart):
-                fields = "{name: math, weight: 1.0}"
-                raise ValueError(f"{name!r} is a part and holds fields, such as {fields}")
+                raise ValueError(
+                    f"{name!r} is a part and holds fields, such as {{name: math, weight: 1.0}}"
+                )
             if not PART_NAME.fullmatch(name):
                 raise ValueError(
                     f"{name!r} names a part, in metrics as well: 1 to 64 letters, digits, _ and -"
@@ -250,8 +251,8 @@ class AskedReward:
     options: Mapping[str, object]
     timeout_s: float
     workers: int
-    weight: float = 1.0
-    optional: bool | Literal["group"] = False
+    weight: float
+    optional: bool | Literal["group"]
 
 
 def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
@@ -260,9 +261,8 @@ def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
     if reward.name and not parts:
         own = _code_options(reward.name, reward)
         parts = {"": RewardPart.model_construct(name=reward.name, options=reward.options | own)}
-    asked: list[AskedReward] = []
-    for name, part in parts.items():
-        one = AskedReward(
+    return [
+        AskedReward(
             part=name,
             field=f"reward.parts.{name}" if name else "reward",
             name=part.name,
@@ -272,8 +272,8 @@ def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
             weight=part.weight,
             optional=part.optional,
         )
-        asked.append(one)
-    return asked
+        for name, part in parts.items()
+    ]
 
 
 def _code_options(name: str, reward: RewardConfig) -> dict[str, object]:

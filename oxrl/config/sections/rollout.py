@@ -16,7 +16,7 @@ from oxrl.config.conditions import (
     has_number_actions,
     reads_history,
 )
-from oxrl.config.field import EVALUATING, RL, SAMPLING, Section, aka, names_in, setting
+from oxrl.config.field import EVALUATING, RL, SAMPLING, Aka, Section, names_in, setting
 
 # Why bounds are where they are.
 TEMPERATURE = (
@@ -45,7 +45,7 @@ class RolloutConfig(Section):
         ge=1,
         le=100_000_000,
         why="no model reads longer rows",
-        aka=aka(
+        aka=Aka(
             "max_completion_length",
             "max_new_tokens",
             "max_response_length",
@@ -89,7 +89,7 @@ class RolloutConfig(Section):
         le=65536,
         why="all of a step's responses are held in memory",
         of=SAMPLING,
-        aka=aka(
+        aka=Aka(
             "num_generations",
             "n",
             "n_samples_per_prompt",
@@ -126,7 +126,7 @@ class RolloutConfig(Section):
         why="all of a prompt's responses are held in memory",
         of=EVALUATING,
         when=evaluates,
-        aka=aka("val_kwargs.n", "num_generations_eval"),
+        aka=Aka("val_kwargs.n", "num_generations_eval"),
     )
     eval_temperature: float = setting(
         1.0,
@@ -136,15 +136,15 @@ class RolloutConfig(Section):
         why=TEMPERATURE,
         of=EVALUATING,
         when=evaluates,
-        aka=aka("val_kwargs.temperature"),
+        aka=Aka("val_kwargs.temperature"),
     )
 
     @field_validator("context", mode="before")
     @classmethod
     def _context_by_name(cls, value: object) -> object:
         """`{window: 3}` and `window: 3` are one; others are as they should be, or refused."""
-        if isinstance(value, dict) and [*value] == ["window"]:  # pyright: ignore
-            value = f"window: {value['window']}"  # pyright: ignore
+        if isinstance(value, dict) and [*value] == ["window"]:
+            value = f"window: {value['window']}"
         found = re.fullmatch(r"window\s*:\s*([1-9][0-9]{0,4})", str(value))
         if found is None and value not in ("whole", "last"):
             raise ValueError(
@@ -168,7 +168,7 @@ class EnvironmentConfig(Section):
         "",
         "tools, agent (a program at a chat endpoint), gymnasium, reasoning-gym, textarena, "
         "openenv, or path.py:Class, a class with reset(prompt, seed) and step(text); empty: none.",
-        aka=aka("tools", "environment_factory", "multi_turn", note="tools, or path.py:Class"),
+        aka=Aka("tools", "environment_factory", "multi_turn", note="tools, or path.py:Class"),
     )
     options: dict[str, Any] = setting(
         {}, "Keyword arguments of the environment's class.", when=has_environment

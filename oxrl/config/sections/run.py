@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import field_validator
 
 from oxrl.config.conditions import evaluates, has_ray_actors, joins_a_cluster, trains_in_actors
-from oxrl.config.field import OFFLINE, RL, Section, aka, names_in, printable, setting
+from oxrl.config.field import OFFLINE, RL, Aka, Section, names_in, printable, setting
 from oxrl.errors import known
 from oxrl.tables.watch import HEALTH_CHECKS, TRACKERS, Deadlines, Phase
 
@@ -29,7 +28,7 @@ class RunConfig(Section):
         min_length=1,
         max_length=200,
         resume="free",
-        aka=aka("run_name", "experiment_name"),
+        aka=Aka("run_name", "experiment_name"),
     )
     seed: int = setting(0, "Every random choice is a function of this integer.", ge=0, lt=2**63)
     dir: str | None = setting(
@@ -37,7 +36,7 @@ class RunConfig(Section):
         "Run directory; null: runs/<run.name>.",
         min_length=1,
         resume="free",
-        aka=aka("output_dir", "default_local_dir", "save_path"),
+        aka=Aka("output_dir", "default_local_dir", "save_path"),
     )
     steps: int = setting(
         ...,
@@ -47,8 +46,8 @@ class RunConfig(Section):
         why="more take years at any speed",
         resume="free",
         aka=(
-            aka("max_steps", "num_steps"),
-            aka(
+            Aka("max_steps", "num_steps"),
+            Aka(
                 "num_train_epochs",
                 "num_epochs",
                 "max_epochs",
@@ -57,7 +56,7 @@ class RunConfig(Section):
                 note="a run counts optimizer steps, not passes over the data: their number is "
                 "steps of one pass times passes",
             ),
-            aka(
+            Aka(
                 "total_training_steps",
                 note="a run counts optimizer steps: rollout batches times train.epochs times "
                 "train.minibatches",
@@ -74,7 +73,7 @@ class RunConfig(Section):
         le=65536,
         why="each is a process",
         resume="reorders",
-        aka=aka("n_gpus_per_node", "num_gpus", "num_processes"),
+        aka=Aka("n_gpus_per_node", "num_gpus", "num_processes"),
     )
     threads: int | None = setting(
         None,
@@ -95,14 +94,14 @@ class RunConfig(Section):
         "Optimizer steps between checkpoints; 0: only the first and the last.",
         ge=0,
         resume="free",
-        aka=aka("save_steps", "save_freq"),
+        aka=Aka("save_steps", "save_freq"),
     )
     keep_checkpoints: int = setting(
         2,
         "Newest checkpoints kept on disk; older ones are deleted.",
         ge=1,
         resume="free",
-        aka=aka("save_total_limit", "max_actor_ckpt_to_keep"),
+        aka=Aka("save_total_limit", "max_actor_ckpt_to_keep"),
     )
     async_checkpoints: bool = setting(
         False,
@@ -122,7 +121,7 @@ class RunConfig(Section):
         ge=0,
         when=evaluates,
         resume="free",
-        aka=aka("eval_steps", "test_freq"),
+        aka=Aka("eval_steps", "test_freq"),
     )
     keep_best: bool = setting(
         False,
@@ -160,13 +159,13 @@ class RunConfig(Section):
         "is a package to install.",
         resume="free",
         aka=(
-            aka(
+            Aka(
                 "report_to",
                 "logger",
                 note="a text of names, such as wandb; MLflow is run.mlflow",
                 values={"wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"},
             ),
-            aka("use_wandb", values={"true": "wandb", "false": ""}),
+            Aka("use_wandb", values={"true": "wandb", "false": ""}),
         ),
     )
     console: Literal["auto", "plain", "verbose", "quiet"] = setting(
@@ -241,15 +240,14 @@ class RunConfig(Section):
         """YAML reads `off` without quotation marks as false."""
         if not isinstance(value, dict):
             return value
-        given = cast(dict[object, object], value)
-        return {name: "off" if found is False else found for name, found in given.items()}
+        return {name: "off" if found is False else found for name, found in value.items()}
 
     @field_validator("health", "trackers")
     @classmethod
     def _known_names(cls, value: dict[str, str] | str) -> dict[str, str] | str:
         """Every name is that of a health check, or of a tracker."""
-        names: Iterable[str] = value
-        there_are: Iterable[str] = HEALTH_CHECKS
+        names = value
+        there_are = HEALTH_CHECKS
         if isinstance(value, str):
             names = names_in(value)
             there_are = TRACKERS

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from pydantic import AfterValidator, ValidationInfo, field_validator
 
 from oxrl.config.conditions import has_environment, has_own_loss, reads_images
-from oxrl.config.field import COMPARING, PREFERENCE, RL, Section, aka, number, setting
+from oxrl.config.field import COMPARING, PREFERENCE, RL, Aka, Section, number, setting
 from oxrl.errors import known
 from oxrl.tables import numbers as declared
 from oxrl.tables.cells import CELLS as TABLE
@@ -39,7 +39,7 @@ def cell_names(kind: str) -> tuple[str, ...]:
 
 
 BY_ROW = "by the name of a row, see `oxrl algorithms`"
-CLIPS = aka("epsilon", "eps_clip", "clip_ratio", "cliprange", "clip_range")
+CLIPS = Aka("epsilon", "eps_clip", "clip_ratio", "cliprange", "clip_range")
 LEARNING_RATE = "AdamW moves every weight by about lr in a step"
 
 
@@ -53,8 +53,8 @@ class TrainConfig(Section):
         "Row of the table: see `oxrl algorithms`.",
         enum=tuple(sorted(ROWS)),
         aka=(
-            aka("algorithm", "algo"),
-            aka(
+            Aka("algorithm", "algo"),
+            Aka(
                 "adv_estimator",
                 note=BY_ROW,
                 values={
@@ -68,7 +68,7 @@ class TrainConfig(Section):
                     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
                 },
             ),
-            aka(
+            Aka(
                 "loss_type",
                 note=BY_ROW,
                 values={
@@ -95,14 +95,14 @@ class TrainConfig(Section):
         "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed "
         "or FSDP2.",
         resume="reorders",
-        aka=aka("actor.strategy", values={"fsdp2": "fsdp"}),
+        aka=Aka("actor.strategy", values={"fsdp2": "fsdp"}),
     )
     optimizer: Optimizer = setting(
         "adamw",
         "What steps the weights: adamw; muon, which orthogonalises the step of each matrix between "
         "hidden layers and leaves all else to AdamW; or adamw_8bit, whose moments take two bytes "
         "per weight instead of eight.",
-        aka=aka(
+        aka=Aka(
             "optim",
             values={
                 "adamw_torch": "adamw",
@@ -123,7 +123,7 @@ class TrainConfig(Section):
         ge=0,
         le=1,
         why=LEARNING_RATE,
-        aka=aka("learning_rate", "actor_learning_rate", "actor_lr", "actor.optim.lr"),
+        aka=Aka("learning_rate", "actor_learning_rate", "actor_lr", "actor.optim.lr"),
     )
     tower_lr: float | None = setting(
         None,
@@ -136,7 +136,7 @@ class TrainConfig(Section):
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
         "constant",
         "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth).",
-        aka=aka(
+        aka=Aka(
             "lr_scheduler",
             "lr_scheduler_type",
             values={"constant_with_warmup": "constant", "warmup_stable_decay": "wsd"},
@@ -147,8 +147,8 @@ class TrainConfig(Section):
         "Optimizer steps of linear warm-up; 0: none.",
         ge=0,
         aka=(
-            aka("num_warmup_steps", "lr_warmup_steps"),
-            aka(
+            Aka("num_warmup_steps", "lr_warmup_steps"),
+            Aka(
                 "warmup_ratio",
                 "lr_warmup_ratio",
                 "lr_warmup_steps_ratio",
@@ -162,7 +162,7 @@ class TrainConfig(Section):
         ge=0,
         le=100,
         why="a step takes the share lr x weight_decay off every weight",
-        aka=aka("weight_decay_rate"),
+        aka=Aka("weight_decay_rate"),
     )
     decay: Literal["matrices", "all"] = setting(
         "matrices",
@@ -182,7 +182,7 @@ class TrainConfig(Section):
         "Global gradient norm is clipped to this.",
         ge=1e-6,
         too_low="smaller gradients disappear beside adam_eps; a large number clips nothing",
-        aka=aka("grad_clip", "clip_grad", "max_norm"),
+        aka=Aka("grad_clip", "clip_grad", "max_norm"),
     )
     epochs: int = setting(
         1,
@@ -191,7 +191,7 @@ class TrainConfig(Section):
         le=1000,
         why="the samples say nothing of weights that have moved so far",
         of=RL,
-        aka=aka("num_iterations", "ppo_epochs", "num_ppo_epochs"),
+        aka=Aka("num_iterations", "ppo_epochs", "num_ppo_epochs"),
     )
     minibatches: int = setting(
         1,
@@ -200,7 +200,7 @@ class TrainConfig(Section):
         le=1_000_000,
         why="there are no more prompts in a step",
         of=RL,
-        aka=aka(
+        aka=Aka(
             "ppo_mini_batch_size",
             "num_mini_batches",
             "mini_batch_size",
@@ -217,7 +217,7 @@ class TrainConfig(Section):
         "are cut where that saves more padding than a pass costs; decided when a run begins, noted "
         "in choices.json.",
         resume="settled",
-        aka=aka(
+        aka=Aka(
             "per_device_eval_batch_size",
             "micro_train_batch_size",
             "micro_batch_size",
@@ -255,7 +255,7 @@ class TrainConfig(Section):
         le=100,
         why="nothing of the policy's loss is left beside more",
         of=RL,
-        aka=aka("entropy_coef", "ent_coef"),
+        aka=Aka("entropy_coef", "ent_coef"),
     )
     mix: dict[str, Annotated[float, Gt(0)]] = setting(
         {},
@@ -268,7 +268,7 @@ class TrainConfig(Section):
         "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's "
         "statistics.",
         of=RL,
-        aka=aka("mask_truncated_completions"),
+        aka=Aka("mask_truncated_completions"),
     )
 
     advantage: str | None = setting(
@@ -277,8 +277,8 @@ class TrainConfig(Section):
         of=RL,
         enum=cell_names("advantage"),
         aka=(
-            aka("adv_estimator"),
-            aka(
+            Aka("adv_estimator"),
+            Aka(
                 "scale_rewards",
                 "norm_adv_by_std_in_grpo",
                 values={
@@ -302,7 +302,7 @@ class TrainConfig(Section):
         "Policy loss; null: the algorithm's.",
         of=RL,
         enum=cell_names("gate"),
-        aka=aka("loss_type"),
+        aka=Aka("loss_type"),
     )
     correction: str | None = setting(
         None, "Rollout correction; null: the algorithm's.", of=RL, enum=cell_names("correction")
@@ -312,7 +312,7 @@ class TrainConfig(Section):
         "KL term against the reference; null: the algorithm's.",
         of=RL,
         enum=cell_names("kl"),
-        aka=aka(
+        aka=Aka(
             "kl_loss_type",
             note="where use_kl_loss switches it on, with train.kl_coeff: low_var_kl is loss_k3",
         ),
@@ -323,8 +323,8 @@ class TrainConfig(Section):
         of=RL,
         enum=cell_names("weights"),
         aka=(
-            aka("loss_type"),
-            aka(
+            Aka("loss_type"),
+            Aka(
                 "loss_agg_mode",
                 values={
                     "token-mean": "token_mean",
@@ -333,7 +333,7 @@ class TrainConfig(Section):
                     "seq-mean-token-sum-norm": "fixed_length",
                 },
             ),
-            aka(
+            Aka(
                 "rl.loss_type",
                 values={"dapo": "token_mean", "grpo": "sequence_mean", "dr_grpo": "fixed_length"},
             ),
@@ -358,17 +358,17 @@ class TrainConfig(Section):
         declared.CLIP_LOW,
         (
             CLIPS,
-            aka("clip_ratio_low"),
+            Aka("clip_ratio_low"),
         ),
     )
     clip_high: Magnitude = number(
         declared.CLIP_HIGH,
         (
             CLIPS,
-            aka("epsilon_high", "clip_ratio_high"),
+            Aka("epsilon_high", "clip_ratio_high"),
         ),
     )
-    clip_dual: float | None = number(declared.CLIP_DUAL, aka("delta", "clip_ratio_c"))
+    clip_dual: float | None = number(declared.CLIP_DUAL, Aka("delta", "clip_ratio_c"))
     weight_min: float = number(declared.WEIGHT_MIN)
     weight_max: float = number(declared.WEIGHT_MAX)
     sapo_positive: float = number(declared.SAPO_POSITIVE)
@@ -386,7 +386,7 @@ class TrainConfig(Section):
     cov_high: float = number(declared.COV_HIGH)
     kl_cov_coeff: float = number(declared.KL_COV_COEFF)
     gamma: float = number(declared.GAMMA)
-    gae_lambda: float = number(declared.GAE_LAMBDA, aka("lam"))
+    gae_lambda: float = number(declared.GAE_LAMBDA, Aka("lam"))
     turn_gamma: float | None = number(declared.TURN_GAMMA, when=has_environment)
     turn_lambda: float | None = number(declared.TURN_LAMBDA, when=has_environment)
     length_alpha: float = number(declared.LENGTH_ALPHA)
@@ -403,8 +403,8 @@ class TrainConfig(Section):
     kl_coeff: float = number(
         declared.KL_COEFF,
         (
-            aka("init_kl_coef"),
-            aka(
+            Aka("init_kl_coef"),
+            Aka(
                 "kl_coef",
                 "kl_loss_coef",
                 "kl_ctrl",
@@ -412,7 +412,7 @@ class TrainConfig(Section):
                 "use_kl_in_reward",
                 note="0 where no such term is switched on; train.kl says where it is",
             ),
-            aka("rl.beta"),
+            Aka("rl.beta"),
         ),
     )
     length_power: float = number(declared.LENGTH_POWER)
@@ -421,13 +421,13 @@ class TrainConfig(Section):
     kl_horizon: float = number(declared.KL_HORIZON)
     sampling_rounds: int = number(declared.SAMPLING_ROUNDS)
     overlong_buffer: int | None = number(declared.OVERLONG_BUFFER)
-    critic_lr: float = number(declared.CRITIC_LR, aka("critic_learning_rate", "critic.optim.lr"))
+    critic_lr: float = number(declared.CRITIC_LR, Aka("critic_learning_rate", "critic.optim.lr"))
     value_clip: float | None = number(
-        declared.VALUE_CLIP, aka("cliprange_value", "critic.cliprange_value")
+        declared.VALUE_CLIP, Aka("cliprange_value", "critic.cliprange_value")
     )
-    critic_warmup_steps: int = number(declared.CRITIC_WARMUP_STEPS, aka("critic_warmup"))
+    critic_warmup_steps: int = number(declared.CRITIC_WARMUP_STEPS, Aka("critic_warmup"))
     beta: float = number(declared.BETA)
-    label_noise: float = number(declared.LABEL_NOISE, aka("label_smoothing"))
+    label_noise: float = number(declared.LABEL_NOISE, Aka("label_smoothing"))
     preference_alpha: float = number(declared.ALPHA)
     preference_gamma: float = number(declared.MARGIN_GAMMA)
     preference_tau: float = number(declared.TAU)
@@ -440,16 +440,16 @@ class TrainConfig(Section):
     nll_coeff: float = number(declared.NLL_COEFF)
     robustness: float = number(declared.ROBUSTNESS)
     odds_coeff: float = number(declared.ODDS_COEFF)
-    desirable_coeff: float = number(declared.DESIRABLE_COEFF, aka("desirable_weight"))
-    undesirable_coeff: float = number(declared.UNDESIRABLE_COEFF, aka("undesirable_weight"))
+    desirable_coeff: float = number(declared.DESIRABLE_COEFF, Aka("desirable_weight"))
+    undesirable_coeff: float = number(declared.UNDESIRABLE_COEFF, Aka("undesirable_weight"))
     beta_scale: float = number(declared.BETA_SCALE)
     drop_frac: float = number(declared.DROP_FRAC)
     tail_coeff: float = number(declared.TAIL_COEFF)
-    reference_sync_steps: int = number(declared.REFERENCE_SYNC_STEPS, aka("ref_model_sync_steps"))
+    reference_sync_steps: int = number(declared.REFERENCE_SYNC_STEPS, Aka("ref_model_sync_steps"))
     reference_sync_rate: float = number(declared.REFERENCE_SYNC_RATE)
     keep_reward: float = number(declared.KEEP_REWARD)
     keep_per_prompt: int | None = number(declared.KEEP_PER_PROMPT)
-    center_coeff: float = number(declared.CENTER_COEFF, aka("center_rewards_coefficient"))
+    center_coeff: float = number(declared.CENTER_COEFF, Aka("center_rewards_coefficient"))
 
     @field_validator("alg_name", "advantage", "loss", "correction", "kl", "weights")
     @classmethod
