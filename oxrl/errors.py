@@ -48,9 +48,11 @@ def why_no_file(path: Path | str) -> str:
     if path.is_symlink():
         return "is a symbolic link that leads to no file"
     if not path.parent.is_dir():
-        start = f"relative paths start at {Path.cwd()}"
-        return f"no such file: the folder {path.parent} does not exist ({start})"
-    neighbours = [item.name for item in path.parent.iterdir()]
+        return (
+            f"no such file: the folder {path.parent} does not exist (relative paths start at "
+            f"{Path.cwd()})"
+        )
+    neighbours = (item.name for item in path.parent.iterdir())
     return f"no such file{did_you_mean(path.name, neighbours)}"
 
 

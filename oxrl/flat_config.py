@@ -23,12 +23,12 @@ MOST_CONFIG = 200_000
 
 def flatten_config(config_yaml: str) -> Flat:
     """Dotted path -> value of every field of a resolved config."""
-    sections: Flat = YAML(typ="safe").load(config_yaml) or {}
-    flat: Flat = {}
-    for section, fields in sections.items():
-        for name, value in fields.items():
-            flat[f"{section}.{name}"] = value
-    return flat
+    sections = YAML(typ="safe").load(config_yaml) or {}
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
 
 
 def differences(

@@ -24,7 +24,6 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ class Prompt:
     answer: Any = None
     images: tuple[str, ...] = ()
     source: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
 
 
@@ -172,8 +171,10 @@ class Segment:
         logprobs = len(self.logprobs)
         versions = len(self.versions)
         if not tokens == logprobs == versions:
-            found = f"{tokens} tokens, {logprobs} logprobs, {versions} versions"
-            raise ValueError(f"a segment needs one logprob and one version per token, got {found}")
+            raise ValueError(
+                "a segment needs one logprob and one version per token, got "
+                f"{tokens} tokens, {logprobs} logprobs, {versions} versions"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,7 @@ class Completion:
     @property
     def sampled(self) -> int:
         """Tokens that the policy sampled."""
-        lengths = [len(part.token_ids) for part in self.segments if part.origin == "policy"]
-        return sum(lengths)
+        return sum(len(part.token_ids) for part in self.segments if part.origin == "policy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,16 +228,18 @@ class Score:
 
     value: float | None
     status: ScoreStatus = "ok"
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
-    statuses: Mapping[str, ScoreStatus] = field(default_factory=dict[str, "ScoreStatus"])
+    statuses: Mapping[str, ScoreStatus] = field(default_factory=dict)
     steps: tuple[tuple[int, float], ...] = ()
-    token_rewards: Mapping[int, float] = field(default_factory=dict[int, float])
+    token_rewards: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.status == "ok"):
-            found = f"{self.value!r}, {self.status!r}"
-            raise ValueError(f"a score has a value exactly when its status is ok, got {found}")
+            raise ValueError(
+                "a score has a value exactly when its status is ok, got "
+                f"{self.value!r}, {self.status!r}"
+            )
 
     def counted(self, name: str) -> float:
         """Return the value of a part; NaN where no part has this name, or it does not count.
@@ -300,7 +302,7 @@ class Ragged:
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """A batch field with every tensor, or thing made of tensors, changed; None stays."""
     if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}  # pyright: ignore
+        return {key: _each(item, change) for key, item in value.items()}
     return None if value is None else change(value)
 
 
@@ -325,8 +327,8 @@ class RowBatch:
         return self._changed(lambda value: value.to(device))
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        names = [field.name for field in dataclasses.fields(self)]
-        return type(self)(**{name: _each(getattr(self, name), change) for name in names})
+        values = {name: _each(value, change) for name, value in vars(self).items()}
+        return type(self)(**values)
 
 
 def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
@@ -356,7 +358,7 @@ class TokenBatch(RowBatch):
     response_mask: Tensor
     position_ids: Tensor | None = None
     candidates: Tensor | None = None
-    extras: Mapping[str, Ragged] = field(default_factory=dict[str, Ragged])
+    extras: Mapping[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         import torch
@@ -365,8 +367,10 @@ class TokenBatch(RowBatch):
         for name, mask in (("attention", self.attention_mask), ("response", self.response_mask)):
             found = tuple(mask.shape)
             if found != shape or mask.dtype != torch.bool:
-                wrong = f"got {mask.dtype} of shape {found}"
-                raise ValueError(f"TokenBatch.{name}_mask must be bool of shape {shape}, {wrong}")
+                raise ValueError(
+                    f"TokenBatch.{name}_mask must be bool of shape {shape}, "
+                    f"got {mask.dtype} of shape {found}"
+                )
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -451,7 +455,7 @@ class RolloutBatch(RowBatch):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    part_rewards: TensorMap = field(default_factory=dict[str, "Tensor"])
+    part_rewards: TensorMap = field(default_factory=dict)
     greedy_rewards: Tensor | None = None
     turns: Tensor | None = None
 
@@ -488,7 +492,7 @@ class PolicyBatch(RowBatch):
     likelihood_weights: Tensor | None = None
     ages: Tensor | None = None
     correction: Tensor | None = None
-    signals: TensorMap = field(default_factory=dict[str, "Tensor"])
+    signals: TensorMap = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,7 +545,7 @@ class PreferenceBatch(RowBatch):
     ref_logprobs: Tensor | None
     loss_weights: Tensor
     desirable: Tensor | None = None
-    extras: TensorMap = field(default_factory=dict[str, "Tensor"])
+    extras: TensorMap = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.loss_weights)

@@ -139,13 +139,13 @@ class Laid:
     """
 
     uid: str = ""
-    images: list[str] = field(default_factory=list[str])
-    token_ids: list[int] = field(default_factory=list[int])
-    trained: list[bool] = field(default_factory=list[bool])
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
-    rewards: list[float] = field(default_factory=list[float])
-    turns: list[int] = field(default_factory=list[int])
+    images: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    trained: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy reads, and did not write: not trained, with version -1.

@@ -52,7 +52,7 @@ class ReadOptions:
     limit: int | None = None
     stream: bool = False
     unpaired: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    columns: Mapping[str, str] = field(default_factory=dict)
     images: ImageStore | None = None
     no_images: str = "models here do not see"
     actions: ActionHead | None = None

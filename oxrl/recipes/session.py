@@ -61,7 +61,7 @@ class RolloutProgress(Progress):
     """
 
     rollout_step: int = 0
-    samples: dict[str, int] = field(default_factory=dict[str, int])
+    samples: dict[str, int] = field(default_factory=dict)
     kl_coeff: float = 0.0
 
 

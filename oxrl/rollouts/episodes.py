@@ -101,17 +101,17 @@ class Episode:
     """
 
     request: Request
-    tokens: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list)
     images: tuple[str, ...] = ()
     begins_row: bool = True
-    segments: list[Segment] = field(default_factory=list[Segment])
-    turns: list[Turn] = field(default_factory=list[Turn])
+    segments: list[Segment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     opening: tuple[ChatMessage, ...] = ()
     tools: Tools = ()
     # What the present conversation began with, and its turns.
     conversation: Sequence[ChatMessage] = ()
-    exchanges: list[Exchange] = field(default_factory=list[Exchange])
-    branches: list[Branch] = field(default_factory=list[Branch])
+    exchanges: list[Exchange] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     sampled: int = 0
     process: EpisodeProcess | None = None
     began: float = field(default_factory=monotonic)

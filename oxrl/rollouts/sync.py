@@ -47,8 +47,8 @@ class RolloutStep:
     step: int
     start: int
     end: int
-    rollouts: list[Rollout] = field(default_factory=list[Rollout])
-    baselines: list[Rollout] = field(default_factory=list[Rollout])
+    rollouts: list[Rollout] = field(default_factory=list)
+    baselines: list[Rollout] = field(default_factory=list)
     rounds: int = 0
     groups: tuple[int, ...] = ()
     next_draw: int = 0

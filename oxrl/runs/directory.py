@@ -145,9 +145,9 @@ class Review:
     directory -> what to note there.
     """
 
-    changes: list[InputChange] = field(default_factory=list[InputChange])
-    new: list[str] = field(default_factory=list[str])
-    noted: dict[str, Json] = field(default_factory=dict[str, Json])
+    changes: list[InputChange] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    noted: dict[str, Json] = field(default_factory=dict)
 
 
 # Looks at the inputs of the run in a directory, and writes nothing.

@@ -47,8 +47,8 @@ class Input:
 
     name: str
     where: str
-    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, Path] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
     code: bool = False
 

@@ -47,7 +47,7 @@ from oxrl.tables.numbers import (
     T,
     Value,
 )
-from oxrl.tables.preference import METHODS, Method
+from oxrl.tables.preference import METHODS
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
@@ -91,7 +91,7 @@ class Row:
     numbers: Numbers = ()
     overrides: Numbers = ()
     shared_weight: str = ""
-    exempt: Mapping[str, str] = field(default_factory=dict[str, str])
+    exempt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -128,13 +128,9 @@ class Row:
     @property
     def unsupported(self) -> str:
         """Empty if the recipes can run this row, else what is missing."""
-        missing: list[str] = []
-        for part in self.parts:
-            if isinstance(part, Feature) and not part.built:
-                missing.append(f"{part.name} ({part.meaning})")
-        if not missing:
-            return ""
-        return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet"
+        needed = [part for part in self.parts if isinstance(part, Feature) and not part.built]
+        missing = ", ".join(f"{feature.name} ({feature.meaning})" for feature in needed)
+        return f"{self.name} needs {missing}: not part of a recipe yet" if missing else ""
 
     def has(self, feature: Feature) -> bool:
         """True if the row or one of its cells needs this feature."""
@@ -209,17 +205,6 @@ class Algorithm(NamedTuple):
         if kind == "gate" and (kind, name) not in CELLS:  # a user's own
             return dict(self.loss_numbers)
         return {number.name: self.value(number) for number in find_cell(kind, name).numbers}
-
-
-def _preference_row(name: str, method: Method) -> Row:
-    return Row(
-        name,
-        f"arXiv:{method.source}",
-        method.summary,
-        recipe="preference",
-        numbers=(*method.reads, *method.around),
-        use="Judged answers and no reward to sample against.",
-    )
 
 
 PPO_LAMBDA = GAE_LAMBDA.at(0.95, "PPO, arXiv:1707.06347, table 3; the code of arXiv:1909.08593")
@@ -858,7 +843,18 @@ _ROWS = (
             "its own answers."
         ),
     ),
-    *(_preference_row(name, method) for name, method in METHODS.items() if name != "nll"),
+    *(
+        Row(
+            name,
+            f"arXiv:{method.source}",
+            method.summary,
+            recipe="preference",
+            numbers=(*method.reads, *method.around),
+            use="Judged answers and no reward to sample against.",
+        )
+        for name, method in METHODS.items()
+        if name != "nll"
+    ),
     Row(
         "reward_model",
         "arXiv:2203.02155",

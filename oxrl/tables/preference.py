@@ -87,7 +87,7 @@ class Method:
     reference: bool = True
     per_token: bool = False
     unpaired: bool = False
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, float]:

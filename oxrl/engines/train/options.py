@@ -63,7 +63,7 @@ class TrainerOptions:
     master_weights: Masters = "float32"
     seed: int = 0
     weight_decay: float = 0.0
-    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    rates: Mapping[str, float] = field(default_factory=dict)
     decay: Decay = "all"
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8

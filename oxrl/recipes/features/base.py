@@ -40,7 +40,7 @@ class FeatureInputs:
     policy: TrainEngine
     critic: TrainEngine | None
     reference: TrainEngine | None
-    part_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    part_weights: Mapping[str, float] = field(default_factory=dict)
     compared_parts: tuple[str, ...] = ()
 
 
