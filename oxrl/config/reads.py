@@ -48,6 +48,7 @@ def can_read(recipe: str, path: str) -> bool:
     return known and recipe in section.of and recipe in field.of
 
 
+@cache
 def declared(path: str) -> tuple[About, About]:
     """Return what the lines of a field's section and of the field itself say."""
     return about(Config.model_fields[path.partition(".")[0]]), about(FIELDS[path])

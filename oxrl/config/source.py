@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
@@ -23,6 +24,8 @@ UNSET: object = object()
 AS_IT_IS: object = object()
 
 
+# Made once: it looks for plug-ins on the disk.
+YAML_1_2 = YAML(typ="safe", pure=True)
 # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
 # near either.
 MOST_CHARACTERS = 100_000
@@ -272,7 +275,7 @@ def plain(node: Node) -> object:
     if str(node.tag).endswith(":timestamp"):
         return node.value
     try:
-        value = YAML(typ="safe", pure=True).constructor.construct_object(node, deep=True)
+        value = SafeConstructor(loader=YAML_1_2).construct_object(node, deep=True)
         repr(value)  # refuses a number of too many digits, which may have been hexadecimal
         return value
     except MarkedYAMLError as error:

@@ -311,10 +311,12 @@ def _look(
         raise RunDirectoryError(
             f"{directory} holds {foreign[0]!r} and no config.yaml: {what}. Choose another run.dir."
         )
-    new = flatten_config(config_yaml)
-    changes = _config_changes(directory, new) if started else {}
+    new: Json = {}
+    changes: Changes = {}
     finished, doubt = False, ""
     if started:
+        new = flatten_config(config_yaml)
+        changes = _config_changes(directory, new)
         finished, doubt = is_finished(directory, new.get("run.steps") or 0)
     start = Start(
         directory=directory,

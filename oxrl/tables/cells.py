@@ -295,4 +295,4 @@ def find_cell(kind: str, name: str) -> Cell:
         kind: of the cell.
         name: in the table, or `path.py:function`.
     """
-    return CELLS.get((kind, name), Cell(kind, name))
+    return CELLS.get((kind, name)) or Cell(kind, name)

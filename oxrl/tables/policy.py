@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
 from oxrl.tables.cells import (
@@ -106,7 +107,7 @@ class Row:
             ("weights", self.weights),
         )
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Cell | Feature, ...]:
         """Everything that reads numbers: cells, what the gate selects, features."""
         cells = [find_cell(kind, name) for kind, name in self.cells]
@@ -152,7 +153,7 @@ class Row:
         interpolates = INTERPOLATED_ANCHOR in self.features
         return self.correction != "none" or self.denominator == "rollout" or interpolates
 
-    @property
+    @cached_property
     def defaults(self) -> dict[str, Value]:
         """Field of `train` -> default, of every number that the row reads.
 

@@ -18,6 +18,7 @@ from oxrl.errors import (
     MissingExtraError,
     WeightSyncError,
 )
+from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.usercode.given import unpacked
 from oxrl.usercode.messages import Json, Replies
 from oxrl.usercode.user_code import raised_as
@@ -51,6 +52,7 @@ def answer(actor: EngineActor, request: Json) -> Json:
 
 def main() -> None:
     """Serve until the other end is closed."""
+    import_model_classes()
     replies = Replies(int(sys.argv[1]))
     replies.answer_all(partial(answer, EngineActor()))
 

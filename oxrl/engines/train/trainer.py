@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -120,6 +121,8 @@ class Trainer(ABC):
         self._rules = rules_of(model, self.network.head.weight, options.optimizer)
         self._has_gradient = False
         self._saving: ShareWriter | None = None
+        # Files beside the tensors that are the same in every checkpoint, by name.
+        self._description: dict[str, bytes] = {}
         self._losses_finite = True  # since the last step
         self._vocabulary = vocabulary_of(model)
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
@@ -441,6 +444,23 @@ class Trainer(ABC):
         self, directory: Path, adam_steps: Mapping[str, int], weights: FileLayouts
     ) -> None:
         """Write what belongs beside the tensors, and is small."""
+        if not self._description:
+            with TemporaryDirectory() as made:
+                self._write_description(Path(made), weights)
+                self._description = _contents(Path(made))
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self._description.items():
+            file = directory / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        options = self.options
+        lowered = self.micro_batch_tokens < options.micro_batch_tokens
+        fits = self.micro_batch_tokens if lowered else None
+        state = TrainerState(self.step, adam_steps, fits, options.optimizer, options.master_weights)
+        write_state(directory, state)
+
+    def _write_description(self, directory: Path, weights: FileLayouts) -> None:
+        """Write what is the same in every checkpoint; transformers takes its time for it."""
         write_description(self.model, directory, self._stored, weights)
         options = self.options
         if options.tokenizer is not None:
@@ -449,10 +469,6 @@ class Trainer(ABC):
             options.image_processor.save_pretrained(directory)
         if options.actions is not None:
             options.actions.write(directory)
-        lowered = self.micro_batch_tokens < options.micro_batch_tokens
-        fits = self.micro_batch_tokens if lowered else None
-        state = TrainerState(self.step, adam_steps, fits, options.optimizer, options.master_weights)
-        write_state(directory, state)
 
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
@@ -632,3 +648,9 @@ class Merged:
     def output(self, ranks: Ranks) -> Output:
         """Sum the whole batch over ranks: each row is zero but on the rank that had it."""
         return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Read every file below a folder, by its path there."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
