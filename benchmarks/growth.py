@@ -172,10 +172,7 @@ class Step:
         kept = 4.0 * (LAYERS * layer * size.tokens + self.parameters)
         speed = machine_speed(torch.device("cpu"), torch.float32)
         floor = prompts / speed.flops + work.decode_floor(
-            torch.tensor([PROMPT] * rows),
-            torch.tensor([size.response] * rows),
-            flops=speed.flops,
-            bandwidth=speed.bandwidth,
+            torch.tensor([PROMPT] * rows), torch.tensor([size.response] * rows), speed
         )
         return floor, FORWARD_AND_BACKWARD * forward, kept
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -18,18 +19,16 @@ from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.types import TokenIds
 
 
-def action_head(cfg: Config, tokenizer: PreTrainedTokenizerBase) -> ActionHead | None:
-    """The actions of the run of `cfg`; None where turns are text.
+def action_head(cfg: Config, tokenizer: PreTrainedTokenizerBase) -> ActionHead:
+    """The actions of the run of `cfg`, whose turns are no text.
 
     Raises:
         ConfigError: the vocabulary is too small for them, or the model was trained with others.
     """
     action = cfg.action
-    if not action.exists:
-        return None
     trained = read_head(Path(cfg.model.name))
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    low = ()
+    high = ()
     if not action.names:
         if action.statistics is not None:
             low, high = read_quantiles(Path(action.statistics))
@@ -101,18 +100,14 @@ def _token_ids(cfg: Config, tokenizer: PreTrainedTokenizerBase, count: int) -> T
             )
         return tuple(range(known, known + count))
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    found: list[int] = []
-    for token in reversed(range(known)):
-        if len(found) == count:
-            break
-        if token not in special:
-            found.append(token)
+    plain = (token for token in reversed(range(known)) if token not in special)
+    found = tuple(islice(plain, count))
     if len(found) < count:
         raise ConfigError(
             f"action.bins, choices or fast need {count} tokens, and the tokenizer has "
             f"{len(found)} that are no special ones"
         )
-    return tuple(reversed(found))
+    return found[::-1]
 
 
 def _check_same(head: ActionHead, trained: ActionHead, model: str) -> None:
@@ -126,7 +121,7 @@ def _check_same(head: ActionHead, trained: ActionHead, model: str) -> None:
         raise ConfigError(
             f"action: code is {now}, and {model} was trained with {then}: say the same"
         )
-    for field in dataclasses.fields(head):
+    for field in fields(head):
         now = getattr(head, field.name)
         then = getattr(trained, field.name)
         if now != then:

@@ -15,13 +15,12 @@ from oxrl.assembly.reward_pools import build_rewards, start_rewards
 from oxrl.assembly.sampler_processes import hosted_sampler, proved_delivery, proved_sampler
 from oxrl.data.conversations import AnsweredPrompts
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.delivery.sync import WeightSync
 from oxrl.engines.train.trainer import Trainer
-from oxrl.recipes.rejection import KEPT_FILE, Rejection, sample_and_keep
+from oxrl.recipes.rejection import KEPT_FILE, sample_and_keep
 from oxrl.recipes.scored_answers import ScoredSampler, evaluation_metrics, evaluation_seed
 from oxrl.recipes.session import Session
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
-from oxrl.runs.waiting import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience
 from oxrl.tables.numbers import KEEP_PER_PROMPT, KEEP_REWARD
 from oxrl.types import Metrics
 
@@ -35,14 +34,12 @@ def sampling_from(
     samples: int,
     temperature: float,
     seed: int,
-    stop: StopAsked = never,
 ) -> Generator[tuple[PromptDataset, ScoredSampler]]:
     """The prompts of a file, and who answers them: the config's model, scored by its reward.
 
     Args:
         held_out: whether the file is read as `data.eval`.
         samples, temperature, seed: of the responses.
-        stop: whether the run was asked to stop.
     """
     model = assembly.model()
     limits = assembly.limits(model)
@@ -55,10 +52,10 @@ def sampling_from(
         del model  # a process of its own has another copy
         stack.callback(sampler.close)
         first = next(prompts.batches(REHEARSED), [])
-        rewards = start_rewards(assembly, stack, stop)
+        rewards = start_rewards(assembly, stack)
         if rewards is not None:
-            try_reward(rewards, first, Patience(stop))
-        answers, scorer = answering(assembly, sampler, rewards, limits, first[0], stack, stop)
+            try_reward(rewards, first, Patience(assembly.stop))
+        answers, scorer = answering(assembly, sampler, rewards, limits, first[0], stack)
         yield (
             prompts,
             ScoredSampler(
@@ -68,7 +65,7 @@ def sampling_from(
                 samples=samples,
                 seed=seed,
                 deadline_s=assembly.cfg.run.waits.seconds["rollout"],
-                stop=stop,
+                stop=assembly.stop,
             ),
         )
 
@@ -86,17 +83,16 @@ def kept_samples(assembly: Assembly, session: Session) -> Path:
         samples=cfg.rollout.n_samples,
         temperature=cfg.rollout.temperature,
         seed=cfg.run.seed,
-        stop=session.stopping,
     ) as (prompts, answers):
-        asked = Rejection(
-            prompts=prompts,
-            answers=answers,
+        sample_and_keep(
+            prompts,
+            answers,
+            session,
             prompts_per_step=cfg.data.prompts_per_step,
             max_error_rate=cfg.reward.max_error_rate,
             keep_reward=cfg.train.value(KEEP_REWARD),
             keep_per_prompt=cfg.train.value(KEEP_PER_PROMPT),
         )
-        sample_and_keep(asked, session, kept)
     return kept
 
 
@@ -112,13 +108,13 @@ def build_generated(assembly: Assembly, session: Session, engine: Trainer) -> Ca
     pool = build_rewards(assembly)
     session.closing(pool.close)
     deadline_s = cfg.run.waits.seconds["rollout"]
-    patience = Patience(session.stopping, deadline_s)
+    patience = Patience(assembly.stop, deadline_s)
     pool.start(patience)
     limits = assembly.limits(model)
     options = assembly.row_options(held_out=True, max_tokens=limits.longest)
     prompts = AnsweredPrompts.load(cfg.data.eval or "", assembly.tokenizer, options)
     try_reward(pool, next(prompts.batches(REHEARSED), []), patience)
-    delivery: WeightSync | None = None
+    delivery = None
     if cfg.sampling_process:
         hosted = hosted_sampler(assembly, session.closing)
         delivery = proved_delivery(assembly, engine, hosted, limits)
@@ -139,7 +135,7 @@ def build_generated(assembly: Assembly, session: Session, engine: Trainer) -> Ca
                 samples=cfg.rollout.eval_samples,
                 seed=evaluation_seed(cfg.run.seed),
                 deadline_s=deadline_s,
-                stop=session.stopping,
+                stop=assembly.stop,
             )
             rollouts = scored.answer(list(enumerate(prompts.in_order())))
         return evaluation_metrics(rollouts, samples=scored.samples)

@@ -28,7 +28,6 @@ from oxrl.recipes.compute_accounting import (
     OPTIMIZER_BYTES,
     WITHOUT_MASTERS,
     Ledger,
-    LedgerInputs,
     model_work,
 )
 from oxrl.recipes.machine import Machine
@@ -39,7 +38,7 @@ from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
-from oxrl.runs.waiting import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience
 from oxrl.tables.cells import BINARY_REWARDS, GROUPS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.user_code import REWARD
@@ -64,74 +63,76 @@ def train_rl(assembly: Assembly, session: Session) -> None:
         assembly: has the parts.
         session: of the run.
     """
-    machine = assemble(assembly, session.clock, session.stopping, session.pool)
-    session.closing(machine.close)
-    if assembly.cfg.run.only is None:
-        rl.train(machine, session)
-    else:
-        from oxrl.recipes import rollouts_only  # most runs train as well
+    with ExitStack() as stack:
+        machine = assemble(assembly, session.clock, stack, session.pool)
+        if assembly.cfg.run.only is None:
+            rl.train(machine, session)
+        else:
+            from oxrl.recipes import rollouts_only  # most runs train as well
 
-        rollouts_only.train(machine, session)
+            rollouts_only.train(machine, session)
 
 
 def assemble(
-    assembly: Assembly, clock: Clock, stop: StopAsked = never, pool: ScoringPool | None = None
+    assembly: Assembly, clock: Clock, stack: ExitStack, pool: ScoringPool | None = None
 ) -> Machine:
-    """Put together a run of reinforcement learning; `pool` is a reward that was tried already."""
+    """Put a run together, which `stack` ends; `pool` is a reward that was tried already."""
     cfg = assembly.cfg
-    with ExitStack() as stack:
-        # Before the models: a reward that cannot be loaded should not cost the time they take.
-        rewards = start_rewards(assembly, stack, stop, pool)
-        engines = build_engines(assembly, stack)
-        stack.callback(engines.sampler.close)
-        limits = engines.limits
-        delivery = build_delivery(assembly, engines)
-        features = build_features(assembly, engines)
-        objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
-        ledger = build_ledger(assembly, objective, clock, shared=engines.shared)
-        held_out = held_out_prompts(assembly, limits)
-        requests = build_requests(assembly, limits, features)
-        first = try_on_data(requests, rewards if pool is None else None, stop)
+    # Before the models: a reward that cannot be loaded should not cost the time they take.
+    rewards = start_rewards(assembly, stack, pool)
+    engines = build_engines(assembly, stack)
+    stack.callback(engines.sampler.close)
+    limits = engines.limits
+    delivery = engines.delivery
+    features = build_features(assembly, engines)
+    objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
+    ledger = build_ledger(assembly, objective, clock, delivery)
+    held_out = None
+    if cfg.data.eval is not None:
+        held_out = assembly.prompts(cfg.data.eval, limits.longest, held_out=True)
+    requests = build_requests(assembly, limits, features)
+    first = try_on_data(assembly, requests, rewards if pool is None else None)
 
-        # Around the reward: where its steps end, episodes, scores while others are sampled.
-        scorer = placed_steps(assembly, rewards)
-        sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack, stop)
-        scorer, heard = overlapped(assembly, scorer, rewards, clock, stack, stop)
+    # Around the reward: where its steps end, episodes, scores while others are sampled.
+    scorer = placed_steps(assembly, rewards)
+    sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
+    scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
 
-        # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
-        parts = RolloutParts(
-            sampler=sampler,
-            scorer=scorer,
-            requests=requests,
-            clock=clock,
-            prompts_per_step=cfg.data.prompts_per_step,
-            deadline_s=cfg.run.waits.seconds["rollout"],
-            max_error_rate=cfg.reward.max_error_rate,
-            compared_parts=assembly.compared_parts,
-            heard=heard,
-        )
-        source = build_source(cfg, parts, features, delivery)
-        stack.callback(source.close)
-        return Machine(
-            seed=cfg.run.seed,
-            steps=cfg.run.steps,
-            epochs=cfg.train.epochs,
-            minibatches=cfg.train.minibatches,
-            kl_coeff=cfg.train.value(KL_COEFF),
-            policy=engines.trainers["policy"],
-            reference=reference_of(assembly, engines),
-            objective=objective,
-            features=features,
-            source=kept_source(cfg, source),
-            delivery=delivery,
-            row_rules=build_row_rules(assembly, limits),
-            evaluation=build_evaluation(assembly, held_out, limits, parts, source, delivery, stop),
-            ledger=ledger,
-            saved=what_is_saved(engines, features, source, delivery),
-            ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
-            keeps_tokens=cfg.run.record == "tokens",
-            close=stack.pop_all().close,
-        )
+    # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
+    parts = RolloutParts(
+        sampler=sampler,
+        scorer=scorer,
+        requests=requests,
+        clock=clock,
+        prompts_per_step=cfg.data.prompts_per_step,
+        stop=assembly.stop,
+        deadline_s=cfg.run.waits.seconds["rollout"],
+        max_error_rate=cfg.reward.max_error_rate,
+        compared_parts=assembly.compared_parts,
+        heard=heard,
+        choice=next((each.choice for each in features if each.choice is not None), None),
+    )
+    source = build_source(cfg, parts, delivery)
+    stack.callback(source.close)
+    return Machine(
+        seed=cfg.run.seed,
+        steps=cfg.run.steps,
+        epochs=cfg.train.epochs,
+        minibatches=cfg.train.minibatches,
+        kl_coeff=cfg.train.value(KL_COEFF),
+        policy=engines.trainers["policy"],
+        reference=reference_of(assembly, engines),
+        objective=objective,
+        features=features,
+        source=kept_source(cfg, source),
+        delivery=delivery,
+        row_rules=build_row_rules(assembly, limits),
+        evaluation=build_evaluation(assembly, held_out, limits, parts, source, delivery),
+        ledger=ledger,
+        saved=what_is_saved(engines, features, source, delivery),
+        ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
+        keeps_tokens=cfg.run.record == "tokens",
+    )
 
 
 def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
@@ -146,15 +147,21 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
         return build_ray_engines(assembly, stack)
     trainers = assembly.trainers()
-    model = cast(PreTrainedModel, trainers["policy"].model)
+    policy = trainers["policy"]
+    model = cast(PreTrainedModel, policy.model)
     limits = assembly.limits(model)
     if not cfg.sampling_process:
         sampler = assembly.local_sampler(model)
-        return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
-    from oxrl.assembly.sampler_processes import hosted_sampler  # another process samples
+        return Engines(
+            trainers, sampler, limits, SharedWeights(policy, sampler, assembly.part_sent)
+        )
+    from oxrl.assembly.sampler_processes import (  # another process samples
+        hosted_sampler,
+        proved_delivery,
+    )
 
     hosted = hosted_sampler(assembly, stack.callback)
-    return Engines(trainers=trainers, sampler=hosted, limits=limits, shared=False)
+    return Engines(trainers, hosted, limits, proved_delivery(assembly, policy, hosted, limits))
 
 
 def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
@@ -162,16 +169,6 @@ def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
     if assembly.needs_reference and assembly.cfg.lora.rank:
         return AdapterOff(cast("Adapted", engines.trainers["policy"]))
     return engines.trainers.get("reference")
-
-
-def build_delivery(assembly: Assembly, engines: Engines) -> Delivery:
-    """Build the delivery of the policy's weights to the sampler, with its proof."""
-    policy = engines.trainers["policy"]
-    if engines.shared:
-        return SharedWeights(policy, engines.sampler, assembly.part_sent)
-    from oxrl.assembly.sampler_processes import proved_delivery  # as above
-
-    return proved_delivery(assembly, policy, engines.sampler, engines.limits, engines.transport)
 
 
 def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
@@ -184,36 +181,37 @@ def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
         return []
     from oxrl.assembly.features import features_of  # most runs have none
 
-    return features_of(assembly, engines)
+    return list(features_of(assembly, engines))
 
 
-def build_ledger(assembly: Assembly, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
+def build_ledger(
+    assembly: Assembly, objective: Objective, clock: Clock, delivery: Delivery
+) -> Ledger:
     """The ledger of a run, which is told what a step took.
 
     Args:
         objective: what is asked before the update.
         clock: of the run.
-        shared: sampler and trainer use one copy of the weights.
+        delivery: of the policy's weights to the sampler, which may use the same copy of them.
     """
     cfg = assembly.cfg
     train = cfg.train
+    shared = isinstance(delivery, SharedWeights)
     same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
     asks_more = bool(objective.want_before)
     ledger = Ledger(
-        LedgerInputs(
-            work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
-            speed=assembly.speed,
-            optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
-            + WITHOUT_MASTERS * (train.master_weights == "none"),
-            budget=assembly.tokens_at_once,
-            price=assembly.price_of_a_cut,
-            ranks=1 if train.backend == "local" else cfg.run.training_gpus,
-            share_prefix=train.share_prefix is True,
-            asked_before=objective.old_logprobs == "recompute" or asks_more,
-            old_known=same and not asks_more,
-            all_learn=objective.kl is not None or train.entropy_coeff != 0,
-            samples=cfg.rollout.from_samples is None,
-        )
+        work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
+        speed=assembly.speed,
+        optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
+        + WITHOUT_MASTERS * (train.master_weights == "none"),
+        budget=assembly.tokens_at_once,
+        price=assembly.price_of_a_cut,
+        ranks=1 if train.backend == "local" else cfg.run.training_gpus,
+        share_prefix=train.share_prefix is True,
+        asked_before=objective.old_logprobs == "recompute" or asks_more,
+        old_known=same and not asks_more,
+        all_learn=objective.kl is not None or train.entropy_coeff != 0,
+        samples=cfg.rollout.from_samples is None,
     )
     clock.derive(ledger.against_floor)
     return ledger
@@ -234,7 +232,9 @@ def build_requests(
     )
 
 
-def try_on_data(requests: PromptRequests, rewards: ScoringPool | None, stop: StopAsked) -> Prompt:
+def try_on_data(
+    assembly: Assembly, requests: PromptRequests, rewards: ScoringPool | None
+) -> Prompt:
     """The first prompt of a run, on which an environment is tried; a reward is on several.
 
     Args:
@@ -243,7 +243,7 @@ def try_on_data(requests: PromptRequests, rewards: ScoringPool | None, stop: Sto
     asked = requests.at(range(REHEARSED))
     prompts = [request.prompt for request in asked if request.sample == 0]
     if rewards is not None:
-        try_reward(rewards, prompts, Patience(stop))
+        try_reward(rewards, prompts, Patience(assembly.stop))
     return prompts[0]
 
 
@@ -275,7 +275,6 @@ def answering(
     limits: Limits,
     first: Prompt,
     stack: ExitStack,
-    stop: StopAsked,
 ) -> tuple[RolloutEngine, GroupScorer]:
     """Put an environment between prompts and sampler, where the config names one.
 
@@ -292,7 +291,7 @@ def answering(
         return sampler, required(scorer, "a reward")
     from oxrl.assembly.episode_wiring import play_episodes  # single turns do without
 
-    return play_episodes(assembly, sampler, scorer, limits, first, stack, stop)
+    return play_episodes(assembly, sampler, scorer, limits, first, stack)
 
 
 def overlapped(
@@ -301,7 +300,6 @@ def overlapped(
     rewards: ScoringPool | None,
     clock: Clock,
     stack: ExitStack,
-    stop: StopAsked,
 ) -> tuple[GroupScorer, Heard]:
     """A scorer that begins while other responses are sampled, and what is told of each of them.
 
@@ -317,7 +315,7 @@ def overlapped(
         rewards.counters,
         samples=cfg.rollout.n_samples,
         prompts=cfg.data.prompts_per_step,
-        stop=stop,
+        stop=assembly.stop,
         deadline_s=cfg.run.waits.seconds["rollout"],
     )
     stack.callback(meanwhile.close)
@@ -325,20 +323,13 @@ def overlapped(
     return meanwhile, meanwhile.offer
 
 
-def build_source(
-    cfg: Config, parts: RolloutParts, features: Sequence[Feature], delivery: Delivery
-) -> RolloutSource:
-    """Build the source of rollouts: step after step, in rounds, ahead of training, or stored.
-
-    Args:
-        features: one of them may choose the groups that are trained on.
-    """
-    choice = next((feature.choice for feature in features if feature.choice is not None), None)
-    if choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
+def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
+    """Build the source of rollouts: step after step, in rounds, ahead of training, or stored."""
+    if parts.choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
         return SyncRollouts(parts)
     from oxrl.assembly.other_sources import other_source  # the rarer ones
 
-    return other_source(cfg, parts, choice, delivery)
+    return other_source(cfg, parts, delivery)
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
@@ -364,12 +355,6 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
     )
 
 
-def held_out_prompts(assembly: Assembly, limits: Limits) -> PromptDataset | None:
-    """The prompts of data.eval; None without."""
-    path = assembly.cfg.data.eval
-    return None if path is None else assembly.prompts(path, limits.longest, held_out=True)
-
-
 def build_evaluation(
     assembly: Assembly,
     held_out: PromptDataset | None,
@@ -377,7 +362,6 @@ def build_evaluation(
     parts: RolloutParts,
     source: RolloutSource,
     delivery: Delivery,
-    stop: StopAsked,
 ) -> Evaluation | None:
     """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
     if held_out is None:
@@ -396,7 +380,7 @@ def build_evaluation(
         samples=rollout.eval_samples,
         seed=evaluation_seed(assembly.cfg.run.seed),
         deadline_s=parts.deadline_s,
-        stop=stop,
+        stop=parts.stop,
     )
     return Evaluation(held_out, answers, source, delivery)
 

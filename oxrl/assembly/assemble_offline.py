@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.given_rows import load_rows
-from oxrl.data.dataset import Dataset
 from oxrl.data.order import open_rows
 from oxrl.models.network import check_packing
 from oxrl.recipes import offline_loop
@@ -41,8 +39,7 @@ def assemble_offline(assembly: Assembly, session: Session) -> OfflineMachine[Any
         from oxrl.assembly.answered import kept_samples  # others are given their rows
 
         train = str(kept_samples(assembly, session))
-    learner: Learner[Any]
-    load: Callable[..., Dataset[Any]] = partial(load_rows, assembly)
+    load = partial(load_rows, assembly)
     if cfg.recipe == "preference":
         from oxrl.assembly.assemble_preference import build_preference  # others do without
 

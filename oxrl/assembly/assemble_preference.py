@@ -38,7 +38,7 @@ def build_preference(
         pad_id=assembly.pad_id,
         images=assembly.images,
     )
-    references: ReferenceCache | None = None
+    references = None
     if method.reference and objective.moving_reference is None:
         # Without an adapter the policy still is its own reference: nothing has been trained or
         # restored yet.
@@ -66,9 +66,10 @@ def load_judged(
         references: None where it does not, or there is none.
     """
     cfg = assembly.cfg
+    method = METHODS[cfg.train.alg_name]
     data: Any = load_rows(assembly, path, held_out=held_out)
-    singles = holds_singles(cfg) if held_out else METHODS[cfg.train.alg_name].unpaired
-    if singles and "kl_baseline" in METHODS[cfg.train.alg_name].extras:
+    singles = holds_singles(cfg) if held_out else method.unpaired
+    if singles and "kl_baseline" in method.extras:
         data = data.with_mismatched()
     if cfg.train.alg_name == "sampo":
         data = data.with_equal_lengths()

@@ -36,6 +36,7 @@ from oxrl.models.network import ValueModel, fix_rotations
 from oxrl.models.token_mask import banned_tokens, sample_only
 from oxrl.runs.clock import MachineSpeed, machine_speed
 from oxrl.runs.ranks import ALONE, Ranks
+from oxrl.runs.waiting import StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC, REWARD_PARTS
 from oxrl.tables.engines import TrainingEngineName
@@ -46,8 +47,7 @@ from oxrl.types import ENVIRONMENT, Sampling, TokenIds
 if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
-    from oxrl.engines.transport.base import WeightTransport
-    from oxrl.models.lora import AdapterOptions
+    from oxrl.engines.delivery import Delivery
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,15 +67,12 @@ class Limits(NamedTuple):
 
 
 class Engines(NamedTuple):
-    """Who trains and who samples. `shared`: both use one copy of the policy's weights; `transport`
-    moves them where this process is neither.
-    """
+    """Who trains and who samples, and how the policy's weights get from one to the other."""
 
     trainers: Mapping[str, TrainEngine]
     sampler: RolloutEngine
     limits: Limits
-    shared: bool
-    transport: WeightTransport | None = None
+    delivery: Delivery
 
 
 def trainer_class(backend: TrainingEngineName) -> Callable[..., Trainer]:
@@ -97,11 +94,13 @@ class Assembly:
     Args:
         cfg: of the run, as `settle` left it; of an evaluation or a look ahead as it was loaded.
         ranks: this process's place among those that train.
+        stop: whether the run was asked to stop; looked at in every wait.
     """
 
-    def __init__(self, cfg: Config, ranks: Ranks = ALONE) -> None:
+    def __init__(self, cfg: Config, ranks: Ranks = ALONE, stop: StopAsked = never) -> None:
         self.cfg = cfg
         self.ranks = ranks
+        self.stop = stop
 
     # --- There once, for everybody.
     @cached_property
@@ -320,19 +319,13 @@ class Assembly:
             stage = getattr(self.cfg, section).zero_stage
         return stage == 3
 
-    def adapter_options(self) -> AdapterOptions:
-        """The adapter that `lora` asks for."""
-        from oxrl.models.lora import AdapterOptions  # most runs train all weights
-
-        return AdapterOptions(**self.cfg.lora.model_dump(exclude={"delivery"}))
-
     def _adapted(self, model: PreTrainedModel) -> PreTrainedModel:
         if self.cfg.lora.rank:
-            from oxrl.models.lora import add_adapter  # as above
+            from oxrl.models.lora import AdapterOptions, add_adapter  # most train all weights
 
             add_adapter(
                 model,
-                self.adapter_options(),
+                AdapterOptions(**self.cfg.lora.model_dump(exclude={"delivery"})),
                 base=self.cfg.model.name,
                 revision=self.cfg.model.revision,
                 seed=stable_seed("adapter", self.cfg.run.seed),

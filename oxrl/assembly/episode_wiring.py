@@ -20,7 +20,7 @@ from oxrl.errors import EnvironmentDefinitionError
 from oxrl.rewards.pools import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits, NameImages
-from oxrl.runs.waiting import Patience, StopAsked
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ def play_episodes(
     limits: Limits,
     first: Prompt,
     stack: ExitStack,
-    stop: StopAsked,
 ) -> tuple[RolloutEngine, GroupScorer]:
     """An engine whose responses are episodes, and what scores them; see `answering`.
 
@@ -144,7 +143,7 @@ def play_episodes(
     )
     pool = environment_pool(cfg)
     stack.callback(pool.close)
-    began = pool.start(first, Patience(stop))
+    began = pool.start(first, Patience(assembly.stop))
     opened = begun(settings.name, began, named)
     if settings.max_turns > 1:
         check_template(cfg, encoder, opened)

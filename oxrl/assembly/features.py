@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
+
 from oxrl.assembly.assembly import Assembly, Engines
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.features.episodes import Episodes
 from oxrl.recipes.features.of_rows import build_features
-from oxrl.recipes.features.own_feature import own_features
+from oxrl.recipes.features.own_feature import OwnFeature
 from oxrl.recipes.features.reward_scale import RewardScale
 from oxrl.recipes.features.token_record import TokenRecord
 from oxrl.runs.directory import ROLLOUTS
 
 
-def features_of(assembly: Assembly, engines: Engines) -> list[Feature]:
+def features_of(assembly: Assembly, engines: Engines) -> Iterator[Feature]:
     """Every feature of a run, in the order in which their hooks are called."""
     cfg = assembly.cfg
     train = cfg.train
@@ -26,14 +29,16 @@ def features_of(assembly: Assembly, engines: Engines) -> list[Feature]:
         part_weights=assembly.part_weights,
         compared_parts=assembly.compared_parts,
     )
-    features: list[Feature] = []
     if cfg.reward.bound is not None:
-        features.append(RewardScale(cfg.reward.normalize, cfg.reward.bound))
-    features += build_features(given)
-    features += own_features(given, train.features, sent=train.backend != "local")
+        yield RewardScale(cfg.reward.normalize, cfg.reward.bound)
+    yield from build_features(given)
+    for name, numbers in train.features.items():
+        own = OwnFeature(name, given, numbers)
+        if train.backend != "local":
+            pickle.dumps(own)  # it is sent to other processes, so that has to be possible
+        yield own
     if cfg.run.record == "tokens":
-        features.append(TokenRecord(cfg.run.directory / ROLLOUTS))
+        yield TokenRecord(cfg.run.directory / ROLLOUTS)
     if cfg.environment.name:
         # Last: what it hands on is cut into rows.
-        features.append(Episodes())
-    return features
+        yield Episodes()

@@ -14,6 +14,9 @@ from oxrl.data.rows import in_our_words, read_rows
 from oxrl.data.steps import StepDataset
 from oxrl.tables.preference import METHODS
 
+# Columns of what rejection keeps, as far as training reads them.
+KEPT = ("prompt", "completion")
+
 
 def given_rows(assembly: Assembly, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
     """Return the dataset that a recipe without prompts reads a data file as, and its options.
@@ -38,8 +41,6 @@ def load_rows(assembly: Assembly, path: str, *, held_out: bool) -> Dataset[Any]:
     cfg = assembly.cfg
     kind, options = given_rows(assembly, held_out=held_out)
     if cfg.recipe == "rejection":
-        from oxrl.recipes.rejection import KEPT  # others sample nothing
-
         # What was kept is in our words; rows of data.eval still have their own.
         columns = {ours: theirs for ours, theirs in options.columns.items() if ours in KEPT}
         options = replace(options, columns=columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,16 +88,11 @@ def image_files(cfg: Config, name: str) -> dict[str, Path]:
         name: of the data file.
     """
     found: dict[str, Path] = {}
-    for reference, path in _image_paths(cfg, name):
-        if path.is_file():  # what is not there is told with its row, when that is read
-            found[reference] = path
-    return found
-
-
-def _image_paths(cfg: Config, name: str) -> Iterator[tuple[str, Path]]:
     for row in read_rows(locate(name)):
         record = in_our_words(row, cfg.data.columns)
         for reference in references(record):
             path = local_path(reference, record.folder or Path())
-            if path is not None:
-                yield described(reference), path
+            # What is not there is told with its row, when that is read.
+            if path is not None and path.is_file():
+                found[described(reference)] = path
+    return found

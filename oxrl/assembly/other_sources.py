@@ -7,29 +7,25 @@ from pathlib import Path
 from oxrl.config import Config
 from oxrl.engines.delivery import Delivery
 from oxrl.rollouts.async_rollouts import AheadRollouts
-from oxrl.rollouts.rounds import GroupChoice, RoundParts, RoundRollouts, most_rounds
+from oxrl.rollouts.rounds import RoundRollouts
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
 from oxrl.rollouts.whole_samples import StoredRollouts
 from oxrl.runs.directory import ROLLOUTS
 
 
-def other_source(
-    cfg: Config, parts: RolloutParts, choice: GroupChoice | None, delivery: Delivery
-) -> RolloutSource:
+def other_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
     """Build the source that a configuration asks for.
 
     Args:
         parts: what every source works with.
-        choice: of the groups that are trained on; None: all of them.
         delivery: of the policy's weights, for a source that samples ahead.
     """
-    if choice is not None:
-        parts = RoundParts(**vars(parts), choice=choice)
     if cfg.rollout.from_samples is not None:
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
     if not cfg.sampling_block:
         return RoundRollouts(parts)
-    per_batch = parts.prompts_per_step * parts.requests.per_prompt * most_rounds(parts)
+    rounds = 1 if parts.choice is None else parts.choice.rounds
+    per_batch = parts.prompts_per_step * parts.requests.per_prompt * rounds
     return AheadRollouts(
         parts,
         delivery,

@@ -51,7 +51,7 @@ def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
     paths = {name: str(locate(name, commit)) for name, commit in noted[DATA_FILE].items()}
     data = cfg.data
     if isinstance(data.train, str):
-        train: str | dict[str, float] = paths[data.train]
+        train = paths[data.train]
     else:
         train = {paths[name]: share for name, share in data.train.items()}
     held_out = data.eval and paths[data.eval]
@@ -201,7 +201,7 @@ def _model_input(field: str, name: str, revision: str | None, noted: Json) -> In
     where = str(folder.resolve()) if on_disk else name
     if revision is not None:
         where = f"{where}@{revision}"
-    commit: str | None = None
+    commit = None
     source = hub_source(name, revision)
     if source is not None:
         then = noted.get(field, {})

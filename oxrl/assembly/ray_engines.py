@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from oxrl.assembly.assembly import Assembly, Engines, Limits
 from oxrl.assembly.reward_models import reward_model_of_actor
-from oxrl.assembly.sampler_processes import sampler_here, sampler_of
+from oxrl.assembly.sampler_processes import proved_delivery, sampler_here, sampler_of
 from oxrl.config import Config
 from oxrl.config.reads import models_trained
 from oxrl.config.sections.reward import AskedReward
@@ -19,7 +19,6 @@ from oxrl.engines.ray.cluster import Cluster, by_node, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
-from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError, required
@@ -74,9 +73,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         sampler_gpus=gpus * sampling.tensor_parallel,
     )
     placed = by_node(planned, cluster.reserve(planned.bundles))
-    trainers: Mapping[str, TrainEngine]
-    limits: Limits
-    group: RankGroup | None = None
+    group = None
     if training:
         build_rank = partial(trainers_of_rank, cfg)
         group = RankGroup(
@@ -87,27 +84,26 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     else:
         trainers = assembly.trainers()
         limits = assembly.limits(cast(PreTrainedModel, trainers["policy"].model))
-    if not sampling.actors:
-        sampler = sampler_here(assembly)
-        return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
-    images = assembly.images
-    rollouts = RayRollouts(
-        cluster,
-        placed.samplers,
-        partial(sampler_of, cfg),
-        waits,
-        nbytes=nbytes,
-        before_wake=group.free_cache if colocated and group is not None else None,
-        images=images,
-    )
     transport = None
-    if group is not None:
-        new_images = None if images is None else partial(required_images, cfg)
-        new_model = partial(copy_of_policy, cfg)
-        transport = RayTransport(group, "policy", rollouts, new_model, new_images)
-    return Engines(
-        trainers=trainers, sampler=rollouts, limits=limits, shared=False, transport=transport
-    )
+    if sampling.actors:
+        images = assembly.images
+        sampler = RayRollouts(
+            cluster,
+            placed.samplers,
+            partial(sampler_of, cfg),
+            waits,
+            nbytes=nbytes,
+            before_wake=group.free_cache if colocated and group is not None else None,
+            images=images,
+        )
+        if group is not None:
+            new_images = None if images is None else partial(required_images, cfg)
+            new_model = partial(copy_of_policy, cfg)
+            transport = RayTransport(group, "policy", sampler, new_model, new_images)
+    else:
+        sampler = sampler_here(assembly)
+    delivery = proved_delivery(assembly, trainers["policy"], sampler, limits, transport)
+    return Engines(trainers, sampler, limits, delivery)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from oxrl.config.sections.reward import AskedReward, asked_rewards
 from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
-from oxrl.runs.waiting import Patience, StopAsked
+from oxrl.runs.waiting import Patience
 
 
 def start_rewards(
-    assembly: Assembly, stack: ExitStack, stop: StopAsked, pool: ScoringPool | None = None
+    assembly: Assembly, stack: ExitStack, pool: ScoringPool | None = None
 ) -> ScoringPool | None:
     """The reward's pool, proved to load; None where an environment is all that rewards, or nothing
     is scored.
@@ -29,7 +29,7 @@ def start_rewards(
         return None
     pool = pool or build_rewards(assembly)
     stack.callback(pool.close)
-    pool.start(Patience(stop))
+    pool.start(Patience(assembly.stop))
     return pool
 
 
@@ -40,10 +40,10 @@ def build_rewards(assembly: Assembly) -> ScoringPool:
         return _reward_pool(assembly, asked[0])
     from oxrl.rewards.parts import Part, PartsPool  # one reward does without
 
-    parts: dict[str, Part] = {}
-    for one in asked:
-        pool = _reward_pool(assembly, one)
-        parts[one.part] = Part(pool=pool, weight=one.weight, optional=one.optional)
+    parts = {
+        one.part: Part(pool=_reward_pool(assembly, one), weight=one.weight, optional=one.optional)
+        for one in asked
+    }
     return PartsPool(parts)
 
 

@@ -23,6 +23,7 @@ from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train import TrainEngine
 from oxrl.engines.transport.base import WeightTransport
+from oxrl.models.lora import AdapterOptions
 
 # Takes what is to be called at the end.
 Closing = Callable[[Callable[[], None]], object]
@@ -51,7 +52,7 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
     folder = cfg.run.directory
     if not folder.is_dir():  # an evaluation makes none
         folder = Path(gettempdir())
-    adapted = assembly.part_sent == "adapter"
+    adapter = AdapterOptions(**cfg.lora.model_dump(exclude={"delivery"}))
     options = VllmOptions(
         log_file=str(folder / f"vllm_{os.getpid()}.log"),
         dtype=model.dtype,
@@ -63,7 +64,7 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
         trust_remote_code=model.trust_remote_code,
         revision=model.revision,
         batch_invariant=cfg.run.deterministic,
-        adapter_scale=assembly.adapter_options().scale if adapted else None,
+        adapter_scale=adapter.scale if assembly.part_sent == "adapter" else None,
     )
     return VllmEngine(model.name, options, images=assembly.images, only=assembly.sampled_alone)
 

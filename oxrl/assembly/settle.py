@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -27,13 +26,11 @@ from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import named_in_errors
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.trials import remembered_trial, try_sharing
+from oxrl.recipes.session import Session
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json
 from oxrl.runs.pins import Choice, note_choice, noted_choice
 from oxrl.runs.ranks import Ranks
-
-if TYPE_CHECKING:
-    from oxrl.recipes.session import Session
 
 # Why something was noted of a run that did not begin with auto.
 AS_BEFORE = "so it was when the run began"
@@ -53,16 +50,11 @@ def settle(cfg: Config, session: Session) -> Config:
     if cfg.train.micro_batch_tokens == "auto":
         cut = NOT_SAID
         if ranks.first:
-            cut = _choose(
-                session,
-                micro_batch_rules.FIELD,
-                functools.partial(decide_micro_batch, cfg),
-                describe_micro_batch,
-            )
+            field = micro_batch_rules.FIELD
+            cut = _choose(session, cfg, field, decide_micro_batch, describe_micro_batch)
         cfg = _with_micro_batch(cfg, ranks.agree(cut))
     if ranks.first and open_choice(cfg):
-        decide = functools.partial(decide_sharing, cfg)
-        sharing = _choose(session, SHARING, decide, describe_sharing)
+        sharing = _choose(session, cfg, SHARING, decide_sharing, describe_sharing)
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
     return without_idle_actors(cfg)
 
@@ -119,7 +111,11 @@ def without_idle_actors(cfg: Config) -> Config:
 
 
 def _choose(
-    session: Session, field: str, decide: Callable[[], Choice], describe: Callable[[Choice], str]
+    session: Session,
+    cfg: Config,
+    field: str,
+    decide: Callable[[Config], Choice],
+    describe: Callable[[Choice], str],
 ) -> Choice:
     # What was noted, what the run was begun with, or what is decided now.
     run = session.run
@@ -130,7 +126,7 @@ def _choose(
     if isinstance(before, int) and run.resuming and list_checkpoints(run.checkpoints):
         choice = Choice(before, AS_BEFORE)
     else:
-        choice = decide()
+        choice = decide(cfg)
     note_choice(run.path, field, choice)
     session.message(describe(choice))
     return choice

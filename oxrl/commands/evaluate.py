@@ -102,13 +102,9 @@ def likelihood(cfg: Config, path: str, sampling: Mapping[str, object]) -> Metric
     assembly = Assembly(cfg.model_copy(update={"train": train}))
     engine = assembly.trainer(assembly.model(), complete=True, trained=False)
     options = assembly.row_options(held_out=True)
-    return evaluate_loss(
-        engine,
-        ConversationDataset.load(path, assembly.tokenizer, options),
-        assembly.pad_id,
-        rows_per_batch=cfg.data.rows_per_step,
-        images=assembly.images,
-    )
+    data = ConversationDataset.load(path, assembly.tokenizer, options)
+    batches = data.batches(cfg.data.rows_per_step)
+    return evaluate_loss(engine, batches, assembly.pad_id, images=assembly.images)
 
 
 def run_eval(

@@ -104,7 +104,7 @@ def begin(cfg: Config, session: Session) -> None:
 
 def _note_and_train(cfg: Config, session: Session) -> None:
     """Note in the run directory what a run is made with, and go through its loop."""
-    assembly = Assembly(cfg, session.ranks)
+    assembly = Assembly(cfg, session.ranks, session.stopping)
     if assembly.images is not None:
         from oxrl.assembly.images import keep_images  # a run of text alone has none
 

@@ -30,7 +30,6 @@ from oxrl.recipes.scored_answers import in_groups
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.checkpoints import longest_row
 from oxrl.runs.files import Json, encode_line
-from oxrl.runs.waiting import never
 from oxrl.types import Completion, Request, Sampling, Score
 
 # What an environment that opens by itself is given, where no prompt is.
@@ -90,7 +89,7 @@ def run_play(
             scorer = stack.enter_context(closing(build_rewards(assembly)))
         stops = stop_tokens(tokenizer, policy)
         limits = Limits(None, stops, sampler.context)
-        engine, judge = answering(assembly, sampler, scorer, limits, asked[0][1], stack, never)
+        engine, judge = answering(assembly, sampler, scorer, limits, asked[0][1], stack)
         wanted = assembly.sampling(stops, sampling.temperature)
         wanted = replace(wanted, top_p=sampling.top_p, top_k=sampling.top_k)
         requests = make_requests(asked, samples=samples, sampling=wanted, run_seed=seed)

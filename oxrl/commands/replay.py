@@ -259,7 +259,7 @@ def go_through(
             last_samples=last_samples,
         )
         with session, suppress(Replayed):
-            train(Assembly(here, ranks), session)
+            train(Assembly(here, ranks, session.stopping), session)
     return session
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from oxrl.data.actions import Action
 from oxrl.environments.find import find_environment
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
-from oxrl.runs.waiting import end_of_pid
+from oxrl.runs.waiting import end_of_episode
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Named, Prompt
 from oxrl.usercode.environment_answers import as_messages, as_step
@@ -181,7 +181,7 @@ def serve(fd: int) -> None:
         if "end" in request:
             # The keeper of an episode, a child that has not been waited for.
             os.kill(request["end"], signal.SIGTERM)
-            code = end_of_pid(request["end"], "an episode")
+            code = end_of_episode(request["end"])
             parent.sendall(encode({"id": request["id"], "code": code}))
             continue
         (theirs,) = fds

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from oxrl.data.batching import to_rollout_batch
-from oxrl.engines.train.micro_batches import group_micro_batches, micro_batches
+from oxrl.engines.train.micro_batches import MicroBatches, group_micro_batches, micro_batches
 from oxrl.modelfiles.dims import ModelDims
 from oxrl.models.shared_prefix import groups_of, worth_packing
 from oxrl.rollouts.sync import RolloutStep
@@ -84,16 +85,14 @@ class ModelWork:
         seen = tokens * (tokens + 1) / 2
         return self.body * tokens + self.head * predicted + self.attention * seen
 
-    def decode_floor(
-        self, prompts: Tensor, responses: Tensor, *, flops: float, bandwidth: float
-    ) -> float:
+    def decode_floor(self, prompts: Tensor, responses: Tensor, speed: MachineSpeed) -> float:
         """Least time to sample responses, token by token, all rows side by side.
 
         Every step reads all weights once, and the keys and values of the rows that go on.
 
         Args:
             prompts, responses: [B] tokens of every row.
-            flops: operations per second. bandwidth: bytes per second.
+            speed: of the machine.
 
         Returns:
             Seconds.
@@ -110,7 +109,7 @@ class ModelWork:
         context = read + rows * at
         computed = rows * (self.body + self.head) + self.attention * context
         moved = self.weight_bytes + self.kv_bytes * context
-        return float(torch.maximum(computed / flops, moved / bandwidth).sum())
+        return float(torch.maximum(computed / speed.flops, moved / speed.bandwidth).sum())
 
 
 def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
@@ -148,7 +147,7 @@ class Rows:
         given: how they are cut, and the operations of the model.
     """
 
-    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs) -> None:
+    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: Ledger) -> None:
         mask = inputs.response_mask
         lengths = inputs.attention_mask.sum(1)
         prompts = torch.where(mask.any(1), mask.int().argmax(1), lengths)
@@ -159,49 +158,46 @@ class Rows:
         self.again = torch.zeros_like(self.own)
         padded = lengths.clone()
         begins = _beginnings(inputs, prompts, group_ids)
+        cut = group_micro_batches if given.share_prefix else micro_batches
+        cuts = cut(inputs, budget=given.budget, ranks=given.ranks, price=given.price)
+        shares = list(chain.from_iterable(cuts))
         if given.share_prefix:
-            self._read_prompts_once(inputs, begins, given, padded)
+            self._read_prompts_once(inputs, begins, shares, padded)
         else:
-            self._read_row_by_row(inputs, begins, given, padded)
+            self._read_row_by_row(begins, shares, padded)
         self.padding = given.counted.forward(padded) - given.counted.forward(lengths)
 
     def _read_row_by_row(
-        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
+        self, begins: list[Beginning], shares: MicroBatches, padded: Tensor
     ) -> None:
-        cuts = micro_batches(inputs, budget=given.budget, ranks=given.ranks, price=given.price)
-        for cut in cuts:
-            for share in cut:
-                padded[share.units] = share.length
+        for share in shares:
+            padded[share.units] = share.length
         first: dict[Beginning, int] = {}
         places = [first.setdefault(begin, row) for row, begin in enumerate(begins)]
         self.again = self._of_prompts * (torch.tensor(places) != torch.arange(len(places)))
 
     def _read_prompts_once(
-        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
+        self, inputs: TokenBatch, begins: list[Beginning], shares: MicroBatches, padded: Tensor
     ) -> None:
         """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in, and
         no padding; a micro-batch that would save little is read row by row.
         """
         known: set[Beginning] = set()
-        cuts = group_micro_batches(
-            inputs, budget=given.budget, ranks=given.ranks, price=given.price
-        )
-        for cut in cuts:
-            for share in cut:
-                groups = groups_of(inputs.select(share.units))
-                packed = worth_packing(groups, len(share.units) * share.length)
-                if not packed:
-                    padded[share.units] = share.length
-                for group in groups:
-                    rows = share.units[group.rows]
-                    readers = rows
-                    if packed:
-                        self.own[rows[1:]] -= self._of_prompts[rows[1:]]
-                        readers = rows[:1]
-                    for row in readers.tolist():
-                        if begins[row] in known:
-                            self.again[row] = self._of_prompts[row]
-                        known.add(begins[row])
+        for share in shares:
+            groups = groups_of(inputs.select(share.units))
+            packed = worth_packing(groups, len(share.units) * share.length)
+            if not packed:
+                padded[share.units] = share.length
+            for group in groups:
+                rows = share.units[group.rows]
+                readers = rows
+                if packed:
+                    self.own[rows[1:]] -= self._of_prompts[rows[1:]]
+                    readers = rows[:1]
+                for row in readers.tolist():
+                    if begins[row] in known:
+                        self.again[row] = self._of_prompts[row]
+                    known.add(begins[row])
 
     def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> dict[str, float]:
         """The operations of a pass, all of them and those wasted by cause.
@@ -220,9 +216,9 @@ class Rows:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerInputs:
-    """The inputs that a ledger is built from.
+@dataclass(kw_only=True, eq=False)
+class Ledger:
+    """Is shown every batch; changes nothing.
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
     budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
@@ -246,27 +242,14 @@ class LedgerInputs:
     price: int | None = None
     optimizer_bytes: float = OPTIMIZER_BYTES["adamw"]
 
-    @property
-    def counted(self) -> ModelWork:
-        """The work that is counted: tokens where sizes are unknown, which is enough for shares."""
-        return self.work or ModelWork(body=1.0)
-
-
-class Ledger:
-    """Is shown every batch; changes nothing.
-
-    Args:
-        asked: what is counted, and how.
-    """
-
-    def __init__(self, asked: LedgerInputs) -> None:
-        self._given = asked
-        self._work = asked.counted
+    def __post_init__(self) -> None:
+        # Tokens are counted where sizes are unknown, which is enough for shares.
+        self.counted = self.work or ModelWork(body=1.0)
         # Operations of the rollout step by cause, until its first minibatch.
         self._step: dict[str, float] = defaultdict(float)
         # Group and operations of every sample, and how many a group has.
         self._sampled: list[tuple[int, float]] = []
-        self._samples: Counter[int] = Counter()
+        self._group_sizes: Counter[int] = Counter()
         # Of the line: operations that are no padding, and the least seconds of every phase.
         self._useful = 0.0
         self._floors: dict[str, float] = defaultdict(float)
@@ -281,16 +264,16 @@ class Ledger:
             rollouts: its rows that are trained on.
             batch: what the update will read.
         """
-        if self._given.samples:
+        if self.samples:
             self.count_sampling(step)
         trained = Counter(rollouts.group_ids.tolist())
         for group, operations in self._sampled:
-            lost = 1 - trained[group] / self._samples[group]
+            lost = 1 - trained[group] / self._group_sizes[group]
             self._step["dropped"] += operations * lost
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
-        rows = Rows(inputs, group_ids, self._given)
-        if self._given.asked_before:
-            self._pass_before(rows, "old_pass", self._given.old_known)
+        rows = Rows(inputs, group_ids, self)
+        if self.asked_before:
+            self._pass_before(rows, "old_pass", self.old_known)
         if batch.ref_logprobs is not None:
             self._pass_before(rows, "reference_pass", step.step == 0)
 
@@ -308,24 +291,21 @@ class Ledger:
         heard = int((lengths - begins - sampled).sum())
         different = set(_beginnings(inputs, begins, batch.group_ids[of_rollout]))
         once = torch.tensor([len(begin) - 1 for begin in different])
-        after = self._work.forward(lengths, sampled) - self._work.forward(begins)
+        after = self.counted.forward(lengths, sampled) - self.counted.forward(begins)
         read_again = step.sampler.get("rollout/prefill_tokens", 0.0) - float(once.sum()) - heard
-        again = self._work.body * max(0.0, read_again)
-        prefilled = float(self._work.forward(once).sum())
+        again = self.counted.body * max(0.0, read_again)
+        prefilled = float(self.counted.forward(once).sum())
         total = prefilled + again + float(after.sum())
         self._step.clear()
         self._step |= {TOTAL: total, "prompts_again": again}
         groups = [rollout.group_id for rollout in step.rollouts]
-        self._samples = Counter(groups)
+        self._group_sizes = Counter(groups)
         of_each = after.new_zeros(len(batch)).index_add_(0, of_rollout, after)
         self._sampled = list(zip(groups, of_each.tolist(), strict=False))
         self._useful += total - again
-        speed = self._given.speed
-        if speed is not None:
-            floor = self._work.decode_floor(
-                begins, sampled, flops=speed.flops, bandwidth=speed.bandwidth
-            )
-            floor += (prefilled + self._work.body * heard) / speed.flops
+        if self.speed is not None:
+            floor = self.counted.decode_floor(begins, sampled, self.speed)
+            floor += (prefilled + self.counted.body * heard) / self.speed.flops
             self._floors["time/rollout_s"] += floor
 
     def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
@@ -336,18 +316,18 @@ class Ledger:
 
     def count_update(self, batch: PolicyBatch) -> Metrics:
         """Count the update on a minibatch; the first one's line has what came before as well."""
-        found = Rows(batch.inputs, batch.group_ids, self._given)
+        found = Rows(batch.inputs, batch.group_ids, self)
         mask = batch.inputs.response_mask
-        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self._given.all_learn
+        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self.all_learn
         self._add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
         self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
-        if self._given.speed is not None:
-            moved = self._work.parameters * self._given.optimizer_bytes
-            self._floors["time/update_s"] += moved / self._given.speed.bandwidth
+        if self.speed is not None:
+            moved = self.counted.parameters * self.optimizer_bytes
+            self._floors["time/update_s"] += moved / self.speed.bandwidth
         total = self._step[TOTAL]
         metrics = {f"waste/{cause}": self._step[cause] / total for cause in CAUSES}
         metrics["waste/total"] = sum(metrics.values())
-        if self._given.work is not None:
+        if self.work is not None:
             metrics["work/tflop"] = total / 1e12
         self._step.clear()
         return metrics
@@ -358,8 +338,8 @@ class Ledger:
 
     def _count_floor(self, phase: str, operations: float) -> None:
         self._useful += operations
-        if self._given.speed is not None:
-            self._floors[phase] += operations / self._given.speed.flops
+        if self.speed is not None:
+            self._floors[phase] += operations / self.speed.flops
 
     def against_floor(self, seconds: Metrics) -> Metrics:
         """Measure how far the step is from what the machine could do at best; of `Clock.derive`.
@@ -367,9 +347,9 @@ class Ledger:
         Args:
             seconds: of the step, by phase.
         """
-        speed = self._given.speed
+        speed = self.speed
         found: Metrics = {}
-        if speed is not None and self._given.work is not None and self._useful:
+        if speed is not None and self.work is not None and self._useful:
             for phase, floor in self._floors.items():
                 if floor and phase in seconds:
                     name = phase.removeprefix("time/").removesuffix("_s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Machine:
     rollouts. row_rules: which rows can be learned from. evaluation: None
     without held-out prompts. saved: what a checkpoint holds, subdirectory -> what is stored there.
     ratio_tolerance: of the first ratio, in nats. keeps_tokens: rollout batches are recorded with
-    the numbers of every token. close: stops samplers, workers and actors.
+    the numbers of every token.
     """
 
     seed: int
@@ -49,4 +49,3 @@ class Machine:
     saved: Mapping[str, Saved]
     ratio_tolerance: float
     keeps_tokens: bool
-    close: Callable[[], None]

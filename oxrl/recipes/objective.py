@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
-from oxrl.tables.policy import Algorithm
+from oxrl.tables.policy import Algorithm, Row
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature
-    from oxrl.recipes.reference_kl import LossKL
-    from oxrl.recipes.sampler_correction import SamplerCorrection
 
 LOGPROBS: Want = frozenset({"logprobs"})
 
@@ -42,11 +40,11 @@ class Objective:
     ) -> None:
         row = algorithm.row
         self.features = features
-        estimate = find_advantage(row.advantage)
+        estimate, gate = find_cells(row)
         self.advantage = partial(estimate, **algorithm.numbers("advantage", row.advantage))
         self.ratio = RATIOS[row.ratio]
         self.ratio_to_sampler = row.denominator == "rollout"
-        self.gate = partial(find_gate(row.gate), **algorithm.numbers("gate", row.gate))
+        self.gate = partial(gate, **algorithm.numbers("gate", row.gate))
         weights_numbers = algorithm.numbers("weights", row.weights)
         if row.weights == "fixed_length":
             weights_numbers = {"weights_length": algorithm.value(WEIGHTS_LENGTH) or max_tokens}
@@ -54,12 +52,15 @@ class Objective:
         self.mask_truncated = algorithm.mask_truncated
         self.entropy_coeff = algorithm.entropy_coeff
         kl_coeff = algorithm.value(KL_COEFF)
-        self.subtracts_kl = row.kl.startswith("reward_") and kl_coeff > 0
-        self.kl: LossKL | None = None
-        if row.kl.startswith("loss_") and kl_coeff > 0:
-            from oxrl.recipes.reference_kl import LossKL  # of rows with a reference
+        self.kl = None
+        self.subtract_kl = None
+        if row.kl != "none" and kl_coeff > 0:
+            from oxrl.recipes.reference_kl import loss_kl, subtract_kl  # of rows with a reference
 
-            self.kl = LossKL(row.kl, kl_coeff)
+            if row.kl.startswith("loss_"):
+                self.kl = partial(loss_kl, name=row.kl, kl_coeff=kl_coeff)
+            else:
+                self.subtract_kl = subtract_kl
 
         # Where the denominator of the ratio comes from: recompute, current, bypass, interpolated.
         self.old_logprobs: str = algorithm.old_logprobs
@@ -70,7 +71,7 @@ class Objective:
 
         # Weights of tokens against the sampler, in the loss; None where there are none, or where
         # they are decided before the update.
-        self.correction: SamplerCorrection | None = None
+        self.correction = None
         self.correction_level: Level | None = "token"
         if row.correction != "none":
             from oxrl.recipes.sampler_correction import (  # rows that weigh tokens against it
@@ -93,7 +94,8 @@ class Objective:
         gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by
         loss_weights, plus the terms of features.
         """
-        logprobs = required(output.logprobs, "logprobs")
+        logprobs = output.logprobs
+        assert logprobs is not None  # they are in `want`
         mask = batch.inputs.response_mask
         old = start_of_update(logprobs, batch)
         denominator = batch.rollout_logprobs if self.ratio_to_sampler else old
@@ -134,33 +136,17 @@ class Objective:
         return self.correction(logprobs, old, batch)
 
 
-def find_advantage(name: str) -> Estimator:
-    """Return the function of an advantage of the table.
-
-    Args:
-        name: in `ADVANTAGES`.
-    """
-    if name in GROUP_ADVANTAGES:
-        return GROUP_ADVANTAGES[name]
-    from oxrl.recipes.rare_cells import rare_advantage  # critics, turns, parts, successes
-
-    return rare_advantage(name)
-
-
-def find_gate(name: str) -> Gate:
-    """Return the function of a policy loss.
-
-    Args:
-        name: in `GATES`, or of one of the user's own, whose code is run.
+def find_cells(row: Row) -> tuple[Estimator, Gate]:
+    """Return the functions of a row's advantage and of its policy loss.
 
     Raises:
-        ConfigError: the user's code cannot be run, or is no policy loss.
+        ConfigError: the loss is the user's own, and cannot be run or is none.
     """
-    if name in CLIPPED_GATES:
-        return CLIPPED_GATES[name]
-    from oxrl.recipes.rare_cells import rare_gate  # the rarer losses
+    if row.advantage in GROUP_ADVANTAGES and row.gate in CLIPPED_GATES:
+        return GROUP_ADVANTAGES[row.advantage], CLIPPED_GATES[row.gate]
+    from oxrl.recipes.rare_cells import rare_cells  # critics, turns, parts, rarer losses
 
-    return rare_gate(name)
+    return rare_cells(row)
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
@@ -196,9 +182,9 @@ def prepare_update(
         version: of the policy's weights, before the first update.
     """
     # What the policy says before the update, and the reference.
-    said: Output | None = None
-    old: Tensor | None = None
-    ref: Tensor | None = None
+    said = None
+    old = None
+    ref = None
     if objective.old_logprobs == "recompute" or objective.want_before:
         said = rollouts.inputs.said_by(policy.forward, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
@@ -211,10 +197,9 @@ def prepare_update(
 
     # Rewards relative to a group, a baseline or a critic.
     rewarded = rollouts
-    if objective.subtracts_kl:
-        from oxrl.recipes.reference_kl import subtract_kl  # as above
-
-        rewarded = subtract_kl(rollouts, old, required(ref, "a reference"), kl_coeff=kl_coeff)
+    if objective.subtract_kl is not None:
+        asked = required(ref, "a reference")
+        rewarded = objective.subtract_kl(rollouts, old, asked, kl_coeff=kl_coeff)
     advantages, returns = estimate_advantages(objective, rewarded)
 
     inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
@@ -264,4 +249,4 @@ def estimate_advantages(
 def without_cut_rows(rollouts: RolloutBatch) -> TokenBatch:
     """Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more."""
     mask = rollouts.inputs.response_mask & ~rollouts.truncated[:, None]
-    return dataclasses.replace(rollouts.inputs, response_mask=mask)
+    return replace(rollouts.inputs, response_mask=mask)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from oxrl.checkpoint.verify import why_not_best
 from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import RowSource
 from oxrl.engines.train import TrainEngine
@@ -67,8 +68,18 @@ class Learner(ABC, Generic[Unit]):
         """Optimizer step `step` on `units`: its metrics, and tokens processed."""
 
     @abstractmethod
-    def evaluate(self, held_out: LookedAt[Unit]) -> Metrics:
-        """Measure how the weights as they are do on other rows."""
+    def evaluate(self, batches: Iterable[list[Unit]]) -> Metrics:
+        """Measure how the weights as they are do on other rows, `rows_per_step` at a time."""
+
+    def batches(self, held_out: Dataset[Unit]) -> Iterator[list[Unit]]:
+        """The rows in order; between two batches of them the session looks for a signal.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
+        for units in held_out.batches(self.rows_per_step):
+            self.session.look()
+            yield units
 
 
 class OfflineMachine(NamedTuple, Generic[Unit]):
@@ -118,7 +129,7 @@ def finish_step(
             session.clock.phase("time/eval_s"),
             session.saved_if_stopped(learner.engines, progress),
         ):
-            found = learner.evaluate(LookedAt(machine.held_out, session))
+            found = learner.evaluate(learner.batches(machine.held_out))
         progress.line = progress.line | found
         score = found[learner.best_metric]
         session.note_score(progress, score, lower=learner.lower_is_better)
@@ -128,29 +139,10 @@ def finish_step(
     session.boundary(learner.engines, progress)
 
 
-class LookedAt(NamedTuple, Generic[Unit]):
-    """Held-out rows; between two batches of them the session looks for a signal."""
-
-    rows: Dataset[Unit]
-    session: Session
-
-    def batches(self, size: int) -> Iterator[list[Unit]]:
-        """The rows in order, `size` at a time.
-
-        Raises:
-            Stopped: a signal asked to stop.
-        """
-        for units in self.rows.batches(size):
-            self.session.look()
-            yield units
-
-
 def forget_lost_best(session: Session, progress: RowsProgress) -> None:
     """Forget the best score where `best/` is not the model that had it: it is written anew."""
     problem = ""
     if progress.best is not None and session.ranks.first:
-        from oxrl.checkpoint.verify import why_not_best  # a run that begins has none
-
         problem = why_not_best(session.run.path, progress.step)
     problem = session.ranks.agree(problem)
     if problem:

@@ -4,11 +4,12 @@ preference methods -> update.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oxrl.data.preferences import Judged
 from oxrl.engines.train import TrainEngine
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
+from oxrl.recipes.offline_loop import Learner, Memory, Stepped
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
@@ -47,9 +48,9 @@ class PreferenceLearner(Learner[Judged]):
         batch = with_statistics(before)
         return self.learn(batch, self.objective.loss, WANT, units, step=step)
 
-    def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
+    def evaluate(self, batches: Iterable[list[Judged]]) -> Metrics:
         evaluate = evaluate_singles if self.held_out_singles else evaluate_pairs
-        return evaluate(self.objective, held_out, self.rows_per_step)
+        return evaluate(self.objective, batches)
 
     def _move_reference(self, step: int) -> None:
         moving_reference = self.objective.moving_reference

@@ -1,23 +1,31 @@
 """The statistics of the whole batch that a preference loss needs, from one forward before the step.
 
-`STATISTICS` names a function per extra tensor of a loss; each returns the batch with that tensor in
-it. Sums are per row, [2 * N] or [B]; whatever is per pair is [N]; all in nats.
+`STATISTICS` names a function per extra tensor of a loss, which returns it. Sums are per row,
+[2 * N] or [B]; whatever is per pair is [N]; all in nats.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-import oxrl.functional.preference_statistics as preference_statistics
-from oxrl.data.preferences import Judged, to_preference_batch
+from oxrl.data.preferences import Judged
 from oxrl.errors import required
+from oxrl.functional.preference_statistics import (
+    bco_reward_shift,
+    beta_dpo_beta,
+    beta_dpo_selection,
+    dr_dpo_log_mean,
+    kto_baseline,
+    rank_match,
+    standardize,
+    wpo_weights,
+)
 from oxrl.recipes.offline_loop import Memory
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Output, PreferenceBatch
@@ -72,113 +80,101 @@ class BeforeStep:
     def margins(self) -> Tensor:
         return self.chosen_log_ratios - self.rejected_log_ratios
 
-    def with_extra(self, name: str, value: Tensor) -> PreferenceBatch:
-        """The batch with one more tensor for the loss."""
-        return dataclasses.replace(self.batch, extras={**self.batch.extras, name: value})
-
 
 def with_statistics(before: BeforeStep) -> PreferenceBatch:
     """The batch with every statistic that its loss takes."""
     for name in before.objective.method.extras:
-        statistic = STATISTICS.get(name)
-        if statistic is not None:
-            before.batch = statistic(before)
+        if name in STATISTICS:
+            value = STATISTICS[name](before)
+            extras = {**before.batch.extras, name: value}
+            before.batch = replace(before.batch, extras=extras)
     return before.batch
 
 
-def kl_baseline(before: BeforeStep) -> PreferenceBatch:
+def kl_baseline(before: BeforeStep) -> Tensor:
     """KTO: how far completions to other prompts have moved."""
-    mismatched: list[Judged] = []
-    for unit in before.units:
-        ref_logprobs = (unit.ref_logprobs or ())[1:]
-        shown = dataclasses.replace(unit, rows=unit.rows[1:], ref_logprobs=ref_logprobs)
-        mismatched.append(shown)
+    mismatched = [
+        replace(unit, rows=unit.rows[1:], ref_logprobs=(unit.ref_logprobs or ())[1:])
+        for unit in before.units
+    ]
     objective = before.objective
-    other = to_preference_batch(mismatched, objective.pad_id, rows=1, images=objective.images)
+    other = objective.batch(mismatched, rows=1)
     sums = objective.completion_logprobs(objective.policy, other.inputs)
     ref_sums = required(other.ref_logprobs, "reference log-probabilities")
-    return before.with_extra("kl_baseline", preference_statistics.kto_baseline(sums, ref_sums))
+    return kto_baseline(sums, ref_sums)
 
 
-def reward_shift(before: BeforeStep) -> PreferenceBatch:
+def reward_shift(before: BeforeStep) -> Tensor:
     """BCO: the mean of all rewards so far."""
     memory = before.memory
-    shift, count = preference_statistics.bco_reward_shift(
+    shift, count = bco_reward_shift(
         before.objective.numbers["beta"] * before.log_ratios,
         mean=memory.get("mean", 0.0),
         count=int(memory.get("count", 0)),
     )
     memory["count"] = count
     memory["mean"] = float(shift)
-    return before.with_extra("reward_shift", shift)
+    return shift
 
 
-def matched_ref_margins(before: BeforeStep) -> PreferenceBatch:
+def matched_ref_margins(before: BeforeStep) -> Tensor:
     """AOT: for each gap of the policy the reference's of equal rank."""
     gaps = before.sums[0::2] - before.sums[1::2]
     ref_gaps = before.ref_sums[0::2] - before.ref_sums[1::2]
-    matched = preference_statistics.rank_match(gaps, ref_gaps)
-    return before.with_extra("matched_ref_margins", matched)
+    return rank_match(gaps, ref_gaps)
 
 
-def matched_rejected(before: BeforeStep) -> PreferenceBatch:
+def matched_rejected(before: BeforeStep) -> Tensor:
     """Unpaired AOT: for each chosen log ratio the rejected one of equal rank."""
-    matched = preference_statistics.rank_match(before.chosen_log_ratios, before.rejected_log_ratios)
-    return before.with_extra("matched_rejected", matched)
+    return rank_match(before.chosen_log_ratios, before.rejected_log_ratios)
 
 
-def matched_chosen(before: BeforeStep) -> PreferenceBatch:
+def matched_chosen(before: BeforeStep) -> Tensor:
     """Unpaired AOT: for each rejected log ratio the chosen one of equal rank."""
-    matched = preference_statistics.rank_match(before.rejected_log_ratios, before.chosen_log_ratios)
-    return before.with_extra("matched_chosen", matched)
+    return rank_match(before.rejected_log_ratios, before.chosen_log_ratios)
 
 
-def log_mean(before: BeforeStep) -> PreferenceBatch:
+def log_mean(before: BeforeStep) -> Tensor:
     """Dr. DPO: what normalizes its weights."""
     numbers = before.objective.numbers
-    normalizer = preference_statistics.dr_dpo_log_mean(
+    return dr_dpo_log_mean(
         -logsigmoid(numbers["beta"] * before.margins),
         before.batch.loss_weights,
         robustness=numbers["robustness"],
     )
-    return before.with_extra("log_mean", normalizer)
 
 
-def pair_weights(before: BeforeStep) -> PreferenceBatch:
+def pair_weights(before: BeforeStep) -> Tensor:
     """WPO: how likely the policy is to have sampled both completions."""
-    weights = preference_statistics.wpo_weights(
+    weights = wpo_weights(
         required(before.output.logprobs, "logprobs"),
         required(before.output.sum_p_squared, "sum_p_squared"),
         before.batch.inputs.response_mask,
     )
-    return before.with_extra("pair_weights", weights[0::2] * weights[1::2])
+    return weights[0::2] * weights[1::2]
 
 
-def standardized_gaps(before: BeforeStep) -> PreferenceBatch:
+def standardized_gaps(before: BeforeStep) -> Tensor:
     """Alpha-DPO: the margins per token, against those of the steps so far."""
     lengths = before.objective.sums(before.output, before.batch.inputs)[1].clamp(min=1)
     per_token = before.log_ratios / lengths
     gaps = per_token[0::2] - per_token[1::2]
     mean, std = update_moments(before.memory, gaps)
-    z = preference_statistics.standardize(gaps, mean=mean, std=std)
-    return before.with_extra("standardized_gaps", z)
+    return standardize(gaps, mean=mean, std=std)
 
 
-def batch_beta(before: BeforeStep) -> PreferenceBatch:
+def batch_beta(before: BeforeStep) -> Tensor:
     """Beta-DPO: the pairs that count, and the beta they ask for."""
     numbers = before.objective.numbers
     margins = before.margins
     mean, std = update_moments(before.memory, margins)
     generator = torch.Generator().manual_seed(before.seed)
     noise = torch.rand(len(margins), generator=generator).clamp(1e-6, 1 - 1e-6)
-    kept = preference_statistics.beta_dpo_selection(
-        margins, noise, mean=mean, std=std, drop=numbers["drop_frac"]
-    )
-    beta = preference_statistics.beta_dpo_beta(
+    kept = beta_dpo_selection(margins, noise, mean=mean, std=std, drop=numbers["drop_frac"])
+    before.batch = replace(before.batch, loss_weights=kept / kept.sum())
+    return beta_dpo_beta(
         margins[kept], mean=mean, beta=numbers["beta"], scale=numbers["beta_scale"]
     )
-    changed = before.with_extra("batch_beta", beta)
-    return dataclasses.replace(changed, loss_weights=kept / kept.sum())
 
 
 def update_moments(memory: Memory, values: Tensor) -> tuple[float, float]:
@@ -191,7 +187,7 @@ def update_moments(memory: Memory, values: Tensor) -> tuple[float, float]:
     return memory["mean"], memory["std"]
 
 
-STATISTICS: dict[str, Callable[[BeforeStep], PreferenceBatch]] = {
+STATISTICS: dict[str, Callable[[BeforeStep], Tensor]] = {
     "kl_baseline": kl_baseline,
     "reward_shift": reward_shift,
     "matched_ref_margins": matched_ref_margins,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from oxrl.data.preferences import Judged
-from oxrl.recipes.offline_loop import LookedAt
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Metrics
 
 
-def evaluate_pairs(
-    objective: PreferenceObjective, data: LookedAt[Judged], rows_per_batch: int
-) -> Metrics:
+def evaluate_pairs(objective: PreferenceObjective, batches: Iterable[list[Judged]]) -> Metrics:
     """Measure how often the implicit reward puts the better completion first; a tie counts half.
 
     `eval/longer_wins` is what preferring the longer one would score.
     """
-    batches = data.batches(rows_per_batch)
-    rewards, logprobs, lengths = implicit_rewards(objective, batches, rows=2)
+    read = [implicit_rewards(objective, units, rows=2) for units in batches]
+    rewards, logprobs, lengths = torch.cat(read, 1)
     gaps = rewards[0::2] - rewards[1::2]
     return {
         "eval/accuracy": float(wins(gaps)),
@@ -32,19 +29,15 @@ def evaluate_pairs(
     }
 
 
-def evaluate_singles(
-    objective: PreferenceObjective, data: LookedAt[Judged], rows_per_batch: int
-) -> Metrics:
+def evaluate_singles(objective: PreferenceObjective, batches: Iterable[list[Judged]]) -> Metrics:
     """The same of single completions: each desirable one against each undesirable one."""
-    seen: list[Judged] = []
-
-    def batches() -> Iterator[list[Judged]]:
-        for units in data.batches(rows_per_batch):
-            seen.extend(units)
-            yield units
-
-    rewards, _, _ = implicit_rewards(objective, batches(), rows=1)
-    desirable = torch.tensor([unit.desirable for unit in seen])
+    found: list[Tensor] = []
+    verdicts: list[bool] = []
+    for units in batches:
+        found.append(implicit_rewards(objective, units, rows=1)[0])
+        verdicts += [unit.desirable for unit in units]
+    rewards = torch.cat(found)
+    desirable = torch.tensor(verdicts)
     good = rewards[desirable]
     bad = rewards[~desirable].sort().values
     worse = torch.searchsorted(bad, good)
@@ -53,24 +46,22 @@ def evaluate_singles(
     return {"eval/accuracy": float(below.mean()) / max(len(bad), 1)}
 
 
-def implicit_rewards(
-    objective: PreferenceObjective, batches: Iterable[list[Judged]], *, rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Reward, log-probability and length of every row, float64.
+def implicit_rewards(objective: PreferenceObjective, units: Sequence[Judged], rows: int) -> Tensor:
+    """Reward, log-probability and length of every row, [3, rows of all units] float64.
 
     Reward: log-probability minus the reference's, per token where the method is.
+
+    Args:
+        units: read at once.
+        rows: of each.
     """
-    found: list[Tensor] = []
-    for units in batches:
-        batch = objective.batch(units, rows)
-        output = objective.policy.forward(batch.inputs, WANT)
-        sums, lengths = objective.sums(output, batch.inputs)
-        rewards = sums if batch.ref_logprobs is None else sums - batch.ref_logprobs
-        if objective.method.per_token:
-            rewards = rewards / lengths.clamp(min=1)
-        found.append(torch.stack((rewards, sums, lengths)).double())
-    rewards, logprobs, lengths = torch.cat(found, 1)
-    return rewards, logprobs, lengths
+    batch = objective.batch(units, rows)
+    output = objective.policy.forward(batch.inputs, WANT)
+    sums, lengths = objective.sums(output, batch.inputs)
+    rewards = sums if batch.ref_logprobs is None else sums - batch.ref_logprobs
+    if objective.method.per_token:
+        rewards = rewards / lengths.clamp(min=1)
+    return torch.stack((rewards, sums, lengths)).double()
 
 
 def wins(gaps: Tensor) -> Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -53,7 +52,7 @@ class PreferenceObjective:
         if self.moving_reference is None:
             return batch
         logprobs = self.completion_logprobs(self.moving_reference, batch.inputs)
-        return dataclasses.replace(batch, ref_logprobs=logprobs)
+        return replace(batch, ref_logprobs=logprobs)
 
     def sums(self, output: Output, inputs: TokenBatch) -> tuple[Tensor, Tensor]:
         """Log-probability, in nats, and trained tokens of every row, [R * N] each."""

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
+from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.errors import Interrupted, OxrlError
 from oxrl.models.fingerprints import fingerprint
@@ -115,9 +115,7 @@ class ReferenceCache:
         return key.hexdigest()[:16]
 
     def _compute(self, units: Sequence[Judged]) -> Tensor:
-        rows = len(units[0].rows)
-        objective = self._objective
-        batch = to_preference_batch(units, objective.pad_id, rows=rows, images=objective.images)
+        batch = self._objective.batch(units, rows=len(units[0].rows))
         sums = self._objective.completion_logprobs(self._reference, batch.inputs)
         return sums.view(len(units), -1).float()
 

@@ -8,18 +8,17 @@ from oxrl.functional.advantages import ADVANTAGES
 from oxrl.functional.gates import Gate
 from oxrl.functional.group_advantages import Estimator
 from oxrl.functional.policy_losses import GATES
+from oxrl.tables.policy import Row
 from oxrl.usercode.gates import OwnGate
 
 
-def rare_advantage(name: str) -> Estimator:
-    """Return the function of an advantage of the table."""
-    return ADVANTAGES[name]
+def rare_cells(row: Row) -> tuple[Estimator, Gate]:
+    """Return the functions of a row's advantage and of its policy loss.
 
-
-def rare_gate(name: str) -> Gate:
-    """Return the function of a policy loss; one of the user's own is found and tried.
+    A loss of the user's own is found and tried.
 
     Raises:
         ConfigError: the user's code cannot be run, or is no policy loss.
     """
-    return GATES[name] if name in GATES else cast(Gate, OwnGate(name))
+    gate = cast(Gate, OwnGate(row.gate)) if row.has_own_loss else GATES[row.gate]
+    return ADVANTAGES[row.advantage], gate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -11,31 +11,23 @@ from oxrl.functional.masks import weighted_sum
 from oxrl.types import PolicyBatch, RolloutBatch
 
 
-class LossKL:
-    """A term of the loss: kl_coeff times the weighted sum of every token's KL.
+def loss_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, batch: PolicyBatch, *, name: str, kl_coeff: float
+) -> Tensor:
+    """A term of the loss, a scalar: kl_coeff times the weighted sum of every token's KL.
 
     Args:
+        logprobs, ref_logprobs: [B, T] nats, of the policy and of the reference.
+        batch: what the update reads.
         name: of the estimator, a key of `KLS`.
         kl_coeff: of the term.
     """
-
-    def __init__(self, name: str, kl_coeff: float) -> None:
-        self.estimate = KLS[name]
-        self.kl_coeff = kl_coeff
-
-    def __call__(self, logprobs: Tensor, ref_logprobs: Tensor, batch: PolicyBatch) -> Tensor:
-        """The term, a scalar.
-
-        Args:
-            logprobs, ref_logprobs: [B, T] nats, of the policy and of the reference.
-            batch: what the update reads.
-        """
-        mask = batch.inputs.response_mask
-        if self.estimate is kl_k3_ratio:  # it measures its ratio against the sampler
-            kl = kl_k3_ratio(logprobs, ref_logprobs, mask, batch.rollout_logprobs)
-        else:
-            kl = self.estimate(logprobs, ref_logprobs, mask)
-        return self.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
+    mask = batch.inputs.response_mask
+    if name == "loss_k3_ratio":  # it measures its ratio against the sampler
+        kl = kl_k3_ratio(logprobs, ref_logprobs, mask, batch.rollout_logprobs)
+    else:
+        kl = KLS[name](logprobs, ref_logprobs, mask)
+    return kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
 
 
 def subtract_kl(
@@ -57,4 +49,4 @@ def subtract_kl(
         rollouts.inputs.response_mask,
         kl_coeff=kl_coeff,
     )
-    return dataclasses.replace(rollouts, rewards=rewards, token_rewards=token_rewards)
+    return replace(rollouts, rewards=rewards, token_rewards=token_rewards)

@@ -4,6 +4,7 @@ update.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from oxrl.data.steps import Steps, to_step_batch
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
+from oxrl.recipes.offline_loop import Learner, Memory, Stepped
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
@@ -44,10 +45,10 @@ class OutcomeLearner(Learner[Judged]):
             center_coeff=self.center_coeff,
         )
 
-    def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
+    def evaluate(self, batches: Iterable[list[Judged]]) -> Metrics:
         """Measure how often, and by how much, the better completion scores higher (a tie: half)."""
         found: list[Tensor] = []
-        for units in held_out.batches(self.rows_per_step):
+        for units in batches:
             inputs = to_preference_batch(units, self.pad_id, images=self.images).inputs
             scores = required(self.engine.forward(inputs, WANT).bootstrap, "model output")
             found.append(scores[0::2] - scores[1::2])
@@ -63,11 +64,11 @@ class ProcessLearner(Learner[Steps]):
         batch = to_step_batch(units, self.pad_id, images=self.images)
         return self.learn(batch, step_loss, WANT, units, step=step)
 
-    def evaluate(self, held_out: LookedAt[Steps]) -> Metrics:
+    def evaluate(self, batches: Iterable[list[Steps]]) -> Metrics:
         """Measure how often a step is judged right, and how often the commoner verdict would be."""
         verdicts: list[Tensor] = []
         labels: list[Tensor] = []
-        for units in held_out.batches(self.rows_per_step):
+        for units in batches:
             batch = to_step_batch(units, self.pad_id, images=self.images)
             ends = batch.inputs.response_mask
             values = required(self.engine.forward(batch.inputs, WANT).values, "model output")

@@ -8,15 +8,15 @@ order.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oxrl.data.batching import check_first_ratio
-from oxrl.data.samples import SampleLine, sample_line
+from oxrl.data.samples import sample_line
 from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
 from oxrl.functional.metrics import (
@@ -48,7 +48,7 @@ def train(machine: Machine, session: Session) -> None:
             with session.clock.phase("time/rollout_s"):
                 machine.delivery.deliver(before)
         with session.saved_if_stopped(machine.saved, progress):
-            sampled = machine.source.next(progress.draw, step=before, stop=session.stopping)
+            sampled = machine.source.next(progress.draw, step=before)
         delivered = machine.delivery.remember(sampled.rollouts)
 
         # The rows that can be learned from; what every model says of them before the update.
@@ -129,9 +129,10 @@ def write_samples(session: Session, sampled: RolloutStep, advantages: Mapping[in
     Args:
         advantages: of those that are trained on, by their place among the rollouts.
     """
-    lines: list[SampleLine] = []
-    for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines)):
-        lines.append(sample_line(rollout, step=sampled.step, advantage=advantages.get(place)))
+    lines = [
+        sample_line(rollout, step=sampled.step, advantage=advantages.get(place))
+        for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines))
+    ]
     session.recorder.record_samples(lines)
 
 
@@ -158,11 +159,10 @@ def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
     groups = group_ids.unique().numpy()
     if count > 1:
         groups = np.random.default_rng(stable_seed("minibatches", seed)).permutation(groups)
-    minibatches: list[Tensor] = []
-    for part in np.array_split(groups, count):
-        chosen = torch.isin(group_ids, torch.from_numpy(part))
-        minibatches.append(chosen.nonzero()[:, 0])
-    return minibatches
+    return [
+        torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0]
+        for part in np.array_split(groups, count)
+    ]
 
 
 def update(
@@ -203,7 +203,7 @@ def minibatch(objective: Objective, batch: PolicyBatch, rows: Tensor) -> PolicyB
     """`rows` of a rollout batch, their loss weights normalised over themselves."""
     part = batch.select(rows)
     weights = objective.weights(part.inputs.response_mask, part.group_ids)
-    part = dataclasses.replace(part, loss_weights=weights)
+    part = replace(part, loss_weights=weights)
     for feature in objective.features:
         part = feature.on_minibatch(part)
     return part

@@ -27,7 +27,7 @@ def train(machine: Machine, session: Session) -> None:
             with session.clock.phase("time/rollout_s"):
                 machine.delivery.deliver(before)
         with session.saved_if_stopped(machine.saved, progress):
-            sampled = machine.source.next(progress.draw, step=before, stop=session.stopping)
+            sampled = machine.source.next(progress.draw, step=before)
         delivered = machine.delivery.remember(sampled.rollouts)
         machine.ledger.count_sampling(sampled)
         rows = trainable_rows(sampled, machine.row_rules, version=before)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from oxrl.functional.corrections import CORRECTIONS, Correction, Level
+from oxrl.recipes.features.base import Feature
 from oxrl.tables.numbers import CORRECTION_LEVEL
 from oxrl.tables.policy import Algorithm
 from oxrl.types import PolicyBatch
-
-if TYPE_CHECKING:
-    from oxrl.recipes.features.base import Feature
 
 
 class SamplerCorrection:
@@ -22,15 +19,15 @@ class SamplerCorrection:
 
     Args:
         algorithm: the row and its numbers.
-        current_policy: judge the policy being updated, not the one before the update, and read the
-            advantages.
+        features: of the row; one may have the policy being updated judged, not the one before the
+            update, and the advantages read.
     """
 
-    def __init__(self, algorithm: Algorithm, *, current_policy: bool) -> None:
+    def __init__(self, algorithm: Algorithm, features: Sequence[Feature]) -> None:
         name = algorithm.row.correction
         numbers = algorithm.numbers("correction", name)
         self.weigh: Correction = partial(CORRECTIONS[name], **numbers)
-        self.current_policy = current_policy
+        self.current_policy = any(feature.corrects_current_policy for feature in features)
 
     def __call__(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor:
         """The weight of each token, [B, T].
@@ -50,8 +47,7 @@ def bind_correction(algorithm: Algorithm, features: Sequence[Feature]) -> Sample
     """Make what weighs tokens in the loss; None where a feature decides before the update."""
     if any(feature.corrects_whole_step for feature in features):
         return None
-    current_policy = any(feature.corrects_current_policy for feature in features)
-    return SamplerCorrection(algorithm, current_policy=current_policy)
+    return SamplerCorrection(algorithm, features)
 
 
 def correction_level(algorithm: Algorithm) -> Level | None:

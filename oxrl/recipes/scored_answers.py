@@ -22,7 +22,7 @@ from oxrl.recipes.session import Session
 from oxrl.rewards.pools import GroupScorer
 from oxrl.rollouts.sync import RolloutSource, make_requests, score_groups
 from oxrl.runs.bars import Count
-from oxrl.runs.waiting import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 
@@ -51,7 +51,7 @@ class ScoredSampler:
     samples: int
     seed: int
     deadline_s: float
-    stop: StopAsked = never
+    stop: StopAsked
     heard: Heard = unheard
 
     def answer(self, draws: Sequence[tuple[int, Prompt]]) -> list[Rollout]:
@@ -138,7 +138,7 @@ class Evaluation(NamedTuple):
         count = Count(tell, "evaluation", len(draws) * samples, every_s=TOLD_EVERY_S)
         answers = replace(self.answers, heard=count.one)
         with session.clock.phase("time/eval_s"):
-            self.source.settle(session.stopping)
+            self.source.settle()
             self.delivery.deliver(step)
             try:
                 return evaluation_metrics(answers.answer(draws), samples=samples)

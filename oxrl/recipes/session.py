@@ -4,13 +4,12 @@ the progress that a checkpoint keeps beside weights.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -326,7 +325,7 @@ class Session:
         self.message(f"done at step {step}, everything is in {self.run.path}")
 
     def _save(self, engines: SavedEngines, progress: Progress, *, wait: bool) -> None:
-        state = dataclasses.asdict(progress)
+        state = asdict(progress)
         state["skipped_in_a_row"] = self._skipped_in_a_row
 
         def new_writer() -> CheckpointWriter:

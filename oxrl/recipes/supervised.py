@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +14,7 @@ from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped
+from oxrl.recipes.offline_loop import Learner, Memory, Stepped
 from oxrl.recipes.step import apply_step
 from oxrl.types import Example, Images, Metrics, Output, SupervisedBatch
 
@@ -53,14 +51,8 @@ class SupervisedLearner(Learner[Example]):
         metrics["policy/perplexity"] = perplexity(metrics["update/loss"])
         return metrics, tokens
 
-    def evaluate(self, held_out: LookedAt[Example]) -> Metrics:
-        found = evaluate_loss(
-            self.engine,
-            held_out,
-            self.pad_id,
-            rows_per_batch=self.rows_per_step,
-            images=self.images,
-        )
+    def evaluate(self, batches: Iterable[list[Example]]) -> Metrics:
+        found = evaluate_loss(self.engine, batches, self.pad_id, images=self.images)
         if self.generated is not None:
             found |= self.generated()
         return found
@@ -94,7 +86,7 @@ def to_supervised_batch(
     positions = [[at for one in row for at in range(len(one.token_ids))] for row in packs]
     inputs = to_inputs([_joined(row) for row in packs], pad_id, images)
     if pack_tokens is not None:
-        inputs = dataclasses.replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
+        inputs = replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
     return SupervisedBatch(inputs=inputs, loss_weights=token_mean(inputs.response_mask))
 
 
@@ -133,28 +125,18 @@ def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:
     return rows
 
 
-class HeldOut(Protocol):
-    """Conversations, some at a time."""
-
-    def batches(self, size: int, /) -> Iterator[list[Example]]: ...
-
-
 def evaluate_loss(
-    engine: TrainEngine,
-    data: HeldOut,
-    pad_id: int,
-    *,
-    rows_per_batch: int,
-    images: Images = None,
+    engine: TrainEngine, batches: Iterable[list[Example]], pad_id: int, *, images: Images = None
 ) -> Metrics:
     """Mean negative log-likelihood per trained token over the whole held-out set.
 
     Args:
+        batches: of its rows, each read at once.
         images: those of the rows; None: they have none.
     """
     total = 0.0
     tokens = 0.0
-    for examples in data.batches(rows_per_batch):
+    for examples in batches:
         inputs = to_supervised_batch(examples, pad_id, images=images).inputs
         logprobs = required(engine.forward(inputs, WANT).logprobs, "model output")
         total -= float(logprobs[inputs.response_mask].double().sum())

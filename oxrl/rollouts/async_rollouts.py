@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -21,7 +21,7 @@ from oxrl.engines.sample.sampler import next_finished
 from oxrl.errors import InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
-from oxrl.runs.waiting import LOOK_S, StopAsked, never
+from oxrl.runs.waiting import LOOK_S, StopAsked
 from oxrl.types import Completion, Metrics, Request
 from oxrl.usercode.messages import completion_of
 
@@ -88,10 +88,9 @@ class AheadRollouts:
         self._held_counters: Metrics = {}
         self._counted = True
         self._thread = ThreadPoolExecutor(1, "sampling") if background else None
-        self._working: Future[None] | None = None
+        self._working = None
         self._dispatched = 0
         self._leaving = False
-        self._stop: StopAsked = never
 
     @property
     def idle(self) -> bool:
@@ -103,41 +102,45 @@ class AheadRollouts:
         """See RolloutSource."""
         return len(self._requests)
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+    def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource. At the start of a block, the next one goes to the sampler."""
-        self._stop = stop
         self._count()
         held = self._held()
         try:
-            return self._next(draw, step, stop)
+            return self._next(draw, step)
         except Stopped:
             self._go_back(held)
             raise
 
-    def _next(self, draw: int, step: int, stop: StopAsked) -> RolloutStep:
+    def _next(self, draw: int, step: int) -> RolloutStep:
         rollout_step = step // self._updates
         starts_block = rollout_step % self._block == 0
+        left = self._rollout_steps - rollout_step  # from this one on
         with self.parts.clock.phase("time/rollout_s"):
             began = not self.batches
             if began:
-                most = max(1, min(self._block, self._left(rollout_step)))
-                self._dispatch_batches(draw, most, stop)
-        found = self._finish(self.batches[0], step=step, stop=stop)
+                most = max(1, min(self._block, left))
+                self._dispatch_batches(draw, most)
+        found = self._finish(self.batches[0], step=step)
         with self.parts.clock.phase("time/rollout_s"):
             if starts_block:
-                self.settle(stop)
+                self.settle()
             self._hand_over(found)
             if starts_block:
                 if not began:
                     self._delivery.deliver(step)
                 start = self.batches[-1].end if self.batches else found.next_draw
-                more = self._left(rollout_step) - 1 - len(self.batches)
-                self._dispatch_batches(start, min(self._block, more), stop)
+                more = left - 1 - len(self.batches)
+                self._dispatch_batches(start, min(self._block, more))
         found.dispatched = self._dispatched
         self._dispatched = 0
         return found
 
-    def settle(self, stop: StopAsked) -> None:
+    def settle(self) -> None:
+        """See RolloutSource."""
+        self._settle(self.parts.stop)
+
+    def _settle(self, stop: StopAsked) -> None:
         """Wait until everything in flight is sampled and the sampler is idle.
 
         Raises:
@@ -169,9 +172,9 @@ class AheadRollouts:
         end = monotonic() + SETTLE_S
 
         def too_late() -> bool:
-            return bool(self._stop()) and monotonic() > end
+            return bool(self.parts.stop()) and monotonic() > end
 
-        self.settle(too_late)
+        self._settle(too_late)
         completions = {id: asdict(done) for id, done in self._done.items()}
         batches = [asdict(batch) for batch in self.batches]
         content = {
@@ -219,11 +222,7 @@ class AheadRollouts:
         self._counters = self._held_counters
         self._dispatched = held.dispatched
 
-    def _left(self, rollout_step: int) -> int:
-        """Rollout steps from this one on."""
-        return self._rollout_steps - rollout_step
-
-    def _dispatch_batches(self, start: int, count: int, stop: StopAsked) -> None:
+    def _dispatch_batches(self, start: int, count: int) -> None:
         """Dispatch `count` batches from position `start` on, and let the sampler work on them."""
         for _ in range(count):
             batch = Batch(start, start + self.parts.prompts_per_step)
@@ -231,7 +230,7 @@ class AheadRollouts:
             self.batches.append(batch)
             start = batch.end
         if self._thread is None:
-            self.settle(stop)
+            self.settle()
         else:
             self._working = self._thread.submit(self._poll, lambda: self._leaving)
 
@@ -251,13 +250,13 @@ class AheadRollouts:
         self._dispatched += len(requests)
         self.parts.sampler.submit(requests)
 
-    def _finish(self, batch: Batch, *, step: int, stop: StopAsked) -> RolloutStep:
+    def _finish(self, batch: Batch, *, step: int) -> RolloutStep:
         """Wait for the samples of `batch` and score them, in as many rounds as it takes."""
         found = RolloutStep(step=step, start=batch.start, end=batch.start)
         while found.end < batch.end:
-            sampled = self._wait_for(range(found.end, batch.end), stop)
+            sampled = self._wait_for(range(found.end, batch.end))
             found.rounds = batch.rounds - 1
-            add_scored(found, self.parts, sampled, stop)
+            add_scored(found, self.parts, sampled)
             missing = still_missing(found, self.parts)
             if missing:
                 # An evaluation may have been in between, and must not matter.
@@ -269,12 +268,12 @@ class AheadRollouts:
         choose_groups(found, self.parts)
         return found
 
-    def _wait_for(self, draws: Sequence[int], stop: StopAsked) -> list[tuple[Request, Completion]]:
+    def _wait_for(self, draws: Sequence[int]) -> list[tuple[Request, Completion]]:
         """The samples of `draws` in the order dispatched."""
         wanted = [request for request in self._requests.values() if request.draw in draws]
         with self.parts.clock.phase("time/rollout_s"):
             while any(request.id not in self._done for request in wanted):
-                self.settle(stop)
+                self.settle()
         return [(request, self._done[request.id]) for request in wanted]
 
     def _hand_over(self, found: RolloutStep) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import nan
 from typing import NamedTuple
 
 import torch
@@ -79,8 +80,6 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     drop("unscored", ~batch.valid)
     drop("stale", (age > rules.max_staleness).any(1))
     if step.baselines:
-        from oxrl.rollouts.parts import rewards_of_groups  # most algorithms have none
-
         dropped["baseline"] = len(step.baselines)
         baseline_rewards = rewards_of_groups(step.baselines, batch.group_ids)
         batch = replace(batch, greedy_rewards=baseline_rewards)
@@ -90,6 +89,13 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         drop("alone", (same_group & keep[None, :]).sum(1) < 2)
     rows = keep.nonzero()[:, 0]
     return TrainableRows(batch=batch.select(rows), places=rows.tolist(), dropped=dropped)
+
+
+def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:
+    """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
+    known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
+    rewards = [known.get(group, nan) for group in group_ids.tolist()]
+    return torch.tensor(rewards, dtype=torch.float64)
 
 
 def scored_rewards(rollouts: Rollouts) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,16 @@ metric that counts its end.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.waiting import Patience
-from oxrl.types import ENVIRONMENT, Completion, Group, Score, Scores
+from oxrl.types import ENVIRONMENT, Completion, EpisodeEnd, Group, Score, Scores
+
+TURNS = "episode/turns"
 
 
 class EpisodeScorer:
@@ -35,6 +39,11 @@ class EpisodeScorer:
 def counter(end: str) -> str:
     """The metric that counts episodes of this end."""
     return f"episode/{end}"
+
+
+def nothing_counted() -> defaultdict[str, float]:
+    """The metrics of no episode at all: every end, and their turns."""
+    return defaultdict(float, dict.fromkeys([TURNS, *map(counter, get_args(EpisodeEnd))], 0.0))
 
 
 def of_turns(completion: Completion) -> Score:

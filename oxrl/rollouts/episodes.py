@@ -14,21 +14,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import NamedTuple, get_args
+from typing import Any
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import TemplateError
-from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, contexts_of
-from oxrl.data.messages import Message, Tools, images_of, texts_of
+from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading
+from oxrl.data.messages import Message, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.engines.sample import (
-    Finished,
-    Responses,
-    RolloutEngine,
-)
+from oxrl.engines.sample import Finished, Responses, RolloutEngine
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
-from oxrl.rollouts.episode_scores import counter
+from oxrl.rollouts.episode_scores import TURNS, counter, nothing_counted
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import (
@@ -37,6 +33,7 @@ from oxrl.types import (
     EpisodeEnd,
     FinishReason,
     Metrics,
+    Names,
     Request,
     Requests,
     Segment,
@@ -45,7 +42,6 @@ from oxrl.types import (
 )
 from oxrl.usercode.environments import Step
 
-Answer = Opening | Step
 # Gives the images in messages their names; the messages themselves where there are none.
 NameImages = Callable[[list[Message]], list[Message]]
 
@@ -84,12 +80,7 @@ class EpisodeLimits:
     overlap: bool = False
 
 
-class Branch(NamedTuple):
-    """The place where a turn of an episode was sampled: a conversation, and turns of it."""
-
-    opening: Sequence[ChatMessage]
-    exchanges: list[Exchange]
-    turns: int
+NOTHING_SAID = Conversation(opening=(), tools=(), exchanges=())
 
 
 # Of one episode there is one object, told apart from others by itself.
@@ -98,6 +89,7 @@ class Episode:
     """One episode on its way.
 
     tokens, images: all that the next turn reads. begins_row: they are not in the segments so far.
+    conversation: the present one. branches: what it was when each turn was sampled.
     """
 
     request: Request
@@ -107,11 +99,8 @@ class Episode:
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     opening: tuple[ChatMessage, ...] = ()
-    tools: Tools = ()
-    # What the present conversation began with, and its turns.
-    conversation: Sequence[ChatMessage] = ()
-    exchanges: list[Exchange] = field(default_factory=list)
-    branches: list[Branch] = field(default_factory=list)
+    conversation: Conversation = NOTHING_SAID
+    branches: list[Conversation] = field(default_factory=list)
     sampled: int = 0
     process: EpisodeProcess | None = None
     began: float = field(default_factory=monotonic)
@@ -129,7 +118,7 @@ class EpisodeEngine:
         pool: of the environment.
         encoder: of openings and answers.
         limits: where episodes end.
-        contexts: what a turn reads; None: all that was before.
+        contexts: what a turn reads.
         named: gives images in messages of the environment their names.
         actions: that turns are; None: turns are text.
     """
@@ -140,10 +129,10 @@ class EpisodeEngine:
         pool: EnvironmentPool,
         encoder: TurnEncoder,
         limits: EpisodeLimits,
-        contexts: Contexts | None = None,
-        named: NameImages = list,
+        contexts: Contexts,
+        named: NameImages,
         *,
-        actions: ActionHead | None = None,
+        actions: ActionHead | None,
     ) -> None:
         self._engine = engine
         # Weights are the engine's affair, and so is its rest.
@@ -154,7 +143,7 @@ class EpisodeEngine:
         self.wake = engine.wake
         self._pool = pool
         self._encoder = encoder
-        self._contexts = contexts or contexts_of(encoder, "whole", splits=False)
+        self._contexts = contexts
         self._limits = limits
         self._named = named
         self._actions = actions
@@ -165,9 +154,9 @@ class EpisodeEngine:
         self._waiting: deque[Episode] = deque()
         self._alive: dict[str, Episode] = {}
         # Of environments at work: what becomes of their episode when they have answered.
-        self._working: dict[Future[Answer], Episode] = {}
+        self._working: dict[Future[Any], Episode] = {}
         self._sampling: set[str] = set()
-        self._counted = dict.fromkeys(["episode/turns", *map(counter, get_args(EpisodeEnd))], 0.0)
+        self._counted = nothing_counted()
         self._finished: Responses = []
         self._threads = ThreadPoolExecutor(limits.alive, "environment")
 
@@ -212,21 +201,22 @@ class EpisodeEngine:
         stopped = [episode for episode in self._waiting if episode.request.id in wanted]
         self._waiting = deque(e for e in self._waiting if e.request.id not in wanted)
         alive = [episode for id, episode in self._alive.items() if id in wanted]
-        self._engine.abort([id for id in self._sampling if id in wanted])
+        self._engine.abort(list(self._sampling & wanted))
         self._sampling -= wanted
         for episode in alive:
-            self._let_go(episode)
+            episode.wanted = False
+            del self._alive[episode.request.id]
+            # Where its environment is at work, its answer ends the process.
+            if episode not in self._working.values() and episode.process is not None:
+                episode.process.end()
         for episode in (*stopped, *alive):
-            done = self._completion(episode, "abort", None)
-            finished.append(Finished(episode.request, done))
+            finished.append(Finished(episode.request, self._completion(episode, "abort", None)))
         return finished
 
     def metrics(self) -> Metrics:
         """See RolloutEngine; and how many episodes ended in which way, after how many turns."""
         counted = self._counted
-        self._counted = dict.fromkeys(counted, 0.0)
-        self._counted.pop(SUCCESS, None)
-        self._counted.pop(UNDECODED, None)
+        self._counted = nothing_counted()
         return self._engine.metrics() | counted
 
     def close(self) -> None:
@@ -247,10 +237,7 @@ class EpisodeEngine:
         while self._waiting and len(self._alive) < self._limits.alive:
             episode = self._waiting.popleft()
             self._alive[episode.request.id] = episode
-            self._ask(episode, lambda episode=episode: self._begin(episode))
-
-    def _ask(self, episode: Episode, call: Callable[[], Answer]) -> None:
-        self._working[self._threads.submit(call)] = episode
+            self._working[self._threads.submit(self._begin, episode)] = episode
 
     def _begin(self, episode: Episode) -> Opening:
         patience = Patience(lambda: not episode.wanted)
@@ -280,24 +267,20 @@ class EpisodeEngine:
             self._take_turn(self._alive[finished.request.id], finished.completion)
         return bool(turns)
 
-    def _answers(self, limit_s: float) -> list[Future[Answer]]:
+    def _answers(self, limit_s: float) -> list[Future[Any]]:
         """The environments that have answered, once there is nothing better to do than to wait.
 
         Without overlap these are all or none, in the order in which they were asked: what is
         sampled together then never depends on how long anything took, and neither does rounding.
         """
         working = list(self._working)
-        ready = [future for future in working if future.done()]
-        if self._limits.overlap:
-            if not ready and not self._sampling:
-                wait(working, timeout=limit_s, return_when=FIRST_COMPLETED)
-            return [future for future in working if future.done()]
-        if len(ready) < len(working):
-            wait(working, timeout=limit_s)
-            ready = [future for future in working if future.done()]
-        return ready if len(ready) == len(working) else []
+        if not self._limits.overlap:
+            return [] if wait(working, limit_s).not_done else working
+        if not self._sampling:
+            wait(working, limit_s, FIRST_COMPLETED)
+        return [future for future in working if future.done()]
 
-    def _take_answer(self, episode: Episode, future: Future[Answer]) -> None:
+    def _take_answer(self, episode: Episode, future: Future[Any]) -> None:
         if not episode.wanted:
             if episode.process is not None:
                 episode.process.end()
@@ -326,8 +309,7 @@ class EpisodeEngine:
         else:
             episode.tokens = list(self._encoder.opening(episode.opening, opening.tools))
         episode.images = images_of(episode.opening)
-        episode.tools = opening.tools
-        episode.conversation = episode.opening
+        episode.conversation = replace(NOTHING_SAID, opening=episode.opening, tools=opening.tools)
         # What the prompt says need not be said again.
         said = (prompt.token_ids, prompt.images)
         episode.begins_row = (tuple(episode.tokens), episode.images) != said
@@ -356,18 +338,14 @@ class EpisodeEngine:
     def _sample_turn(self, episode: Episode) -> None:
         request = episode.request
         turn = len(episode.turns)
-        room = {
-            "max_tokens": request.sampling.max_tokens,
-            "context": self._limits.context - len(episode.tokens),
-        }
-        room["max_tokens"] = min(room["max_tokens"], self._limits.max_tokens - episode.sampled)
-        most = min(room.values())
-        episode.cut_by = "max_tokens" if room["max_tokens"] == most else "context"
+        left = min(request.sampling.max_tokens, self._limits.max_tokens - episode.sampled)
+        room = self._limits.context - len(episode.tokens)
+        episode.cut_by = "max_tokens" if left <= room else "context"
         seed = request.seed if turn == 0 else stable_seed("turn", request.seed, turn)
         turn_request = replace(
             request,
             prompt=replace(request.prompt, token_ids=tuple(episode.tokens), images=episode.images),
-            sampling=replace(request.sampling, max_tokens=most),
+            sampling=replace(request.sampling, max_tokens=min(left, room)),
             seed=seed,
         )
         self._engine.submit([turn_request])
@@ -402,30 +380,24 @@ class EpisodeEngine:
             episode.segments.append(kept)
             episode.tokens += segment.token_ids
             episode.sampled += len(segment.token_ids)
+        episode.branches.append(episode.conversation)
+        head = self._actions
+        actions = None
+        if head is not None:
+            actions = head.decode(turn.token_ids)
+            if not self._open_turns:
+                self._counted[UNDECODED] += not head.decodes(turn.token_ids)
+            turn = replace(turn, text=head.text(actions))
         episode.turn = turn
-        here = Branch(episode.conversation, episode.exchanges, len(episode.exchanges))
-        episode.branches.append(here)
         process = episode.process
         assert process is not None
         patience = Patience(lambda: not episode.wanted)
         limits = self._limits
         used = episode.sampled + self._fewest > limits.max_tokens
         spent = used or len(episode.turns) + 1 >= limits.max_turns
-        head = self._actions
-        if head is not None:
-            actions = head.decode(turn.token_ids)
-            if not self._open_turns:
-                failed = not head.decodes(turn.token_ids)
-                self._counted[UNDECODED] = self._counted.get(UNDECODED, 0.0) + failed
-                spent = spent or turn.finish_reason == "length"
-            turn = replace(turn, text=head.text(actions))
-            episode.turn = turn
-            self._ask(
-                episode, lambda: process.step(turn.text, patience, last=spent, actions=actions)
-            )
-            return
-        last = spent or turn.finish_reason == "length"
-        self._ask(episode, lambda: process.step(turn.text, patience, last=last))
+        last = spent or (turn.finish_reason == "length" and not self._open_turns)
+        answer = self._threads.submit(process.step, turn.text, patience, last=last, actions=actions)
+        self._working[answer] = episode
 
     def _take_step(self, episode: Episode, step: Step) -> None:
         """The environment has answered: the episode goes on, or ends."""
@@ -434,7 +406,7 @@ class EpisodeEngine:
         if step.executed is not None:
             self._forget_undone(episode, step.executed)
         if step.success is not None:
-            self._counted[SUCCESS] = self._counted.get(SUCCESS, 0.0) + step.success
+            self._counted[SUCCESS] += step.success
         last = episode.segments[-1]
         episode.segments[-1] = replace(last, reward=step.reward)
         messages = tuple(self._names(step.messages))  # pyright: ignore
@@ -506,26 +478,17 @@ class EpisodeEngine:
         if answered > last:
             raise LostEpisode("environment_error", f"step answered turn {answered} of {last + 1}")
         if answered < 0:
-            episode.conversation = messages
-            episode.exchanges = []
-            token_ids = self._encoder.opening(messages, episode.tools)
+            episode.conversation = replace(episode.conversation, opening=messages, exchanges=())
+            token_ids = self._encoder.opening(messages, episode.conversation.tools)
             return Reading(token_ids, new=True, images=images_of(messages))
         if answered < last:
-            branch = episode.branches[answered]
-            episode.conversation = branch.opening
-            episode.exchanges = branch.exchanges[: branch.turns]
-            read = read_through(episode, answered)
-            episode.tokens = read.tokens
-            episode.images = tuple(read.images)
+            episode.conversation = episode.branches[answered]
+            episode.tokens, episode.images = read_through(episode, answered)
         sampled = sampled_in(episode, answered)
-        episode.exchanges.append(Exchange(sampled, episode.turns[answered].text, messages))
-        reading = self._contexts(
-            Conversation(
-                opening=episode.conversation,
-                tools=episode.tools,
-                exchanges=episode.exchanges,
-            )
-        )
+        said = Exchange(sampled, episode.turns[answered].text, messages)
+        exchanges = (*episode.conversation.exchanges, said)
+        episode.conversation = replace(episode.conversation, exchanges=exchanges)
+        reading = self._contexts(episode.conversation)
         if reading is None or reading.new or answered == last:
             return reading
         tokens = (*episode.tokens, *reading.token_ids)
@@ -559,7 +522,7 @@ class EpisodeEngine:
     def _end(self, episode: Episode, end: EpisodeEnd, reason: str) -> None:
         finish: FinishReason = "stop" if episode.turn is None else episode.turn.finish_reason
         del self._alive[episode.request.id]
-        self._counted["episode/turns"] += len(episode.turns)
+        self._counted[TURNS] += len(episode.turns)
         self._counted[counter(end)] += 1
         if episode.process is not None:
             failed = end in ("timeout", "environment_error")
@@ -571,13 +534,6 @@ class EpisodeEngine:
                 episode.process.end()
         completion = self._completion(episode, finish, end, reason)
         self._finished.append(Finished(episode.request, completion))
-
-    def _let_go(self, episode: Episode) -> None:
-        """Forget an episode; where its environment is at work, its answer ends the process."""
-        episode.wanted = False
-        del self._alive[episode.request.id]
-        if episode not in self._working.values() and episode.process is not None:
-            episode.process.end()
 
     def _completion(
         self, episode: Episode, finish: FinishReason, end: EpisodeEnd | None, reason: str = ""
@@ -621,23 +577,17 @@ def sampled_in(episode: Episode, turn: int) -> TokenIds:
     return tuple(found)
 
 
-class ReadSoFar(NamedTuple):
-    """The content of a row: all that was read and sampled, and the images that it shows."""
-
-    tokens: list[int]
-    images: list[str]
-
-
-def read_through(episode: Episode, turn: int) -> ReadSoFar:
-    """All that was read and sampled up to the end of a turn, in its row."""
-    prompt = episode.request.prompt
-    found = ReadSoFar([*prompt.token_ids], [*prompt.images])
+def read_through(episode: Episode, turn: int) -> tuple[list[int], Names]:
+    """All that was read and sampled up to the end of a turn, in its row, and images shown there."""
+    tokens = [*episode.request.prompt.token_ids]
+    images = episode.request.prompt.images
     for segment in episode.segments:
         answers_it = segment.turn == turn and segment.origin == "environment"
         if segment.turn > turn or answers_it:
             break
         if segment.context is not None:
-            found = ReadSoFar([*segment.context], [])
-        found.tokens.extend(segment.token_ids)
-        found.images.extend(segment.images)
-    return found
+            tokens = [*segment.context]
+            images = ()
+        tokens += segment.token_ids
+        images += segment.images
+    return tokens, images

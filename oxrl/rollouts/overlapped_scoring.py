@@ -74,22 +74,22 @@ class MeanwhileScorer:
         self._waiting: list[_Asked] = []
         # The groups are held, so that nothing else can have the identity of their completions.
         self._asked: dict[Key, _Asked] = {}
-        self._patience: Patience | None = None
+        self._patience = None
         self._closed = False
 
     def offer(self, finished: Finished) -> None:
         """A response is there; with the last one of its group the group goes to the reward."""
         request = finished.request
-        step = request.draw // self._prompts
-        if request.sample >= self._samples:
-            self._keep((request.prompt, [finished.completion]), step)
-            return
-        group = self._unfinished[request.draw]
-        group[request.sample] = finished
-        if len(group) == self._samples:
+        completions = [finished.completion]
+        if request.sample < self._samples:
+            group = self._unfinished[request.draw]
+            group[request.sample] = finished
+            if len(group) < self._samples:
+                return
             del self._unfinished[request.draw]
             completions = [group[sample].completion for sample in sorted(group)]
-            self._keep((request.prompt, completions), step)
+        step = request.draw // self._prompts
+        self._asked[_key(completions)] = self._ask((request.prompt, completions), step)
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. Groups that were never offered are scored now, after those that were."""
@@ -120,10 +120,6 @@ class MeanwhileScorer:
             if self._patience is not None:
                 self._patience.cancel()
         self._thread.shutdown()
-
-    def _keep(self, group: Group, step: int) -> None:
-        """Have a group scored that will be asked for later."""
-        self._asked[_key(group[1])] = self._ask(group, step)
 
     def _ask(self, group: Group, step: int = -1) -> _Asked:
         """Have a group scored as soon as the scorer is free."""

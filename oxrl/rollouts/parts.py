@@ -1,6 +1,4 @@
-"""The metrics of a reward's parts and of each dataset of a mixture, and the rewards of greedy
-responses: most runs have none of these.
-"""
+"""The metrics of a reward's parts and of each dataset of a mixture: most runs have neither."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ from math import nan
 from statistics import fmean, stdev
 
 import torch
-from torch import Tensor
 
 from oxrl.functional.shaping import informative_groups
 from oxrl.types import Metrics, Rollouts, Score, ScoreStatus
@@ -106,10 +103,3 @@ def rewards_by_source(rollouts: Rollouts) -> Metrics:
         values = [value for value in scores if value is not None]
         metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else nan
     return metrics
-
-
-def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:
-    """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
-    known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
-    rewards = [known.get(group, nan) for group in group_ids.tolist()]
-    return torch.tensor(rewards, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +37,18 @@ def stored_groups(path: Path, samples: int) -> Iterator[StoredGroup]:
     Raises:
         RunDirectoryError: a line is not what was written there; names it.
     """
-    lines: list[Line] = []
-    key: object = None
-    for number, line in enumerate(read_records(path), start=1):
-        own = _key(line, number, path, samples)
-        if lines and own != key:
-            yield _group(lines, path)
-            lines = []
-        key = own
-        lines.append(line)
-    if lines:
-        yield _group(lines, path)
 
+    def key(numbered: tuple[int, Line]) -> object:
+        """Return what the lines of one group have in common."""
+        number, line = numbered
+        try:
+            baseline = int(line["sample"]) >= samples
+            return line["step"], line["draw"], baseline
+        except (KeyError, TypeError, ValueError) as error:
+            raise _broken(path, f"line {number}", error) from error
 
-def _key(line: Line, number: int, path: Path, samples: int) -> object:
-    """Return the key that the lines of one group have in common."""
-    try:
-        baseline = int(line["sample"]) >= samples
-        return line["step"], line["draw"], baseline
-    except (KeyError, TypeError, ValueError) as error:
-        raise _broken(path, f"line {number}", error) from error
+    for _, numbered in groupby(enumerate(read_records(path), start=1), key):
+        yield _group([line for _, line in numbered], path)
 
 
 def _group(lines: list[Line], path: Path) -> StoredGroup:
@@ -90,9 +83,9 @@ def recorded_completion(line: Line) -> Completion:
             origin=origin,
         )
         segments.append(segment)
-    turns: list[Turn] = []
-    for turn in line.get("turns", []):
-        turns.append(Turn(**{**turn, "messages": tuple(turn["messages"])}))
+    turns = [
+        Turn(**{**turn, "messages": tuple(turn["messages"])}) for turn in line.get("turns", [])
+    ]
     return Completion(
         segments=tuple(segments),
         text=str(line["response"]),

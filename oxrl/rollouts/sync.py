@@ -25,6 +25,7 @@ from oxrl.types import (
     Prompt,
     Request,
     Rollout,
+    Rollouts,
     Sampling,
     Score,
 )
@@ -57,14 +58,33 @@ class RolloutStep:
     compared_parts: tuple[str, ...] = ()
 
 
+class GroupChoice(Protocol):
+    """Decides from scored rollouts, in the order of the data, never from who finished first."""
+
+    @property
+    def rounds(self) -> int:
+        """Most rounds of sampling per rollout step."""
+        ...
+
+    def missing(self, rollouts: Rollouts, *, wanted: int, rounds: int) -> int:
+        """Count the prompts that are still to be sampled; 0: it is enough after `rounds` rounds."""
+        ...
+
+    def groups(self, rollouts: Rollouts, *, wanted: int) -> tuple[int, ...]:
+        """Group ids that are trained on, ascending; at most `wanted`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutParts:
     """The objects that every source of rollouts works with.
 
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
+    stop: whether the run was asked to stop; looked at while waiting.
     deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
     compared_parts: see RolloutStep. heard: is told of every response when it is finished.
+    choice: of the groups that are trained on; None: all of them.
     """
 
     sampler: RolloutEngine
@@ -72,10 +92,12 @@ class RolloutParts:
     requests: PromptRequests
     clock: Clock
     prompts_per_step: int
+    stop: StopAsked
     deadline_s: float
     max_error_rate: float
     compared_parts: tuple[str, ...] = ()
     heard: Heard = unheard
+    choice: GroupChoice | None = None
 
 
 class RolloutSource(Protocol):
@@ -91,26 +113,24 @@ class RolloutSource(Protocol):
         """Samples that are dispatched and not yet handed over."""
         ...
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+    def next(self, draw: int, *, step: int) -> RolloutStep:
         """The scored rollouts of the next rollout step.
 
         Args:
             draw: position in the data order where it begins.
             step: optimizer steps done, the newest weight version.
-            stop: asked while waiting.
 
         Raises:
             Stopped: a signal asked to stop; as if nothing had been asked for.
         """
         ...
 
-    def settle(self, stop: StopAsked) -> None:
+    def settle(self) -> None:
         """Wait until the sampler is free for something else, an evaluation for example.
 
         Raises:
             Stopped: a signal asked to stop.
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -124,16 +144,16 @@ class SyncRollouts:
     def __init__(self, parts: RolloutParts) -> None:
         self.parts = parts
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+    def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource. Every group that is sampled is trained on."""
         found = RolloutStep(step=step, start=draw, end=draw)
-        self._sample(found, self.parts.prompts_per_step, stop)
+        self._sample(found, self.parts.prompts_per_step)
         found.groups = tuple(range(draw, found.end))
         found.next_draw = found.end
         found.sampler = self.parts.sampler.metrics()
         return found
 
-    def _sample(self, step: RolloutStep, prompts: int, stop: StopAsked) -> None:
+    def _sample(self, step: RolloutStep, prompts: int) -> None:
         """Sample and score the next prompts."""
         parts = self.parts
         requests = parts.requests.at(range(step.end, step.end + prompts))
@@ -142,13 +162,13 @@ class SyncRollouts:
                 parts.sampler,
                 requests,
                 deadline_s=parts.deadline_s,
-                stop=stop,
+                stop=parts.stop,
                 heard=parts.heard,
             )
         step.dispatched += len(requests)
-        add_scored(step, parts, list(zip(requests, completions, strict=True)), stop)
+        add_scored(step, parts, list(zip(requests, completions, strict=True)))
 
-    def settle(self, stop: StopAsked) -> None: ...
+    def settle(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -232,10 +252,7 @@ def make_requests(
 
 
 def add_scored(
-    step: RolloutStep,
-    parts: RolloutParts,
-    sampled: Sequence[tuple[Request, Completion]],
-    stop: StopAsked,
+    step: RolloutStep, parts: RolloutParts, sampled: Sequence[tuple[Request, Completion]]
 ) -> None:
     """Score what one round sampled, and add it to the step.
 
@@ -244,7 +261,7 @@ def add_scored(
         DeadlineError: no reward answered for too long.
         Stopped: a signal asked to stop.
     """
-    patience = Patience(stop, parts.deadline_s)
+    patience = Patience(parts.stop, parts.deadline_s)
     size = parts.requests.samples
     groups = [pair for pair in sampled if pair[0].sample < size]
     greedy = [pair for pair in sampled if pair[0].sample >= size]
@@ -288,9 +305,8 @@ def score_groups(
         prompt = group[0][0].prompt
         groups.append((prompt, [completion for _, completion in group]))
     scores = [score for group_scores in pool.score(groups, patience) for score in group_scores]
-    rollouts: list[Rollout] = []
-    for (request, completion), score in zip(sampled, scores, strict=True):
-        rollout = Rollout(
+    return [
+        Rollout(
             prompt=request.prompt,
             completion=completion,
             score=score,
@@ -298,8 +314,8 @@ def score_groups(
             sample=request.sample,
             seed=request.seed,
         )
-        rollouts.append(rollout)
-    return rollouts
+        for (request, completion), score in zip(sampled, scores, strict=True)
+    ]
 
 
 def check_error_rate(scores: Sequence[Score], max_error_rate: float) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import get_args
 
 from oxrl.errors import RunDirectoryError
-from oxrl.rollouts.episode_scores import counter
+from oxrl.rollouts.episode_scores import TURNS, counter, nothing_counted
 from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
-from oxrl.runs.waiting import StopAsked
-from oxrl.types import EpisodeEnd, Metrics, Rollout, Rollouts, Score
+from oxrl.types import Metrics, Rollout, Rollouts, Score
 from oxrl.usercode.messages import Json, completion_of, decode, encode, prompt_of
 
 
@@ -47,16 +45,16 @@ class KeepingSource:
     def in_flight(self) -> int:
         return self._source.in_flight
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+    def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource."""
-        found = self._source.next(draw, step=step, stop=stop)
+        found = self._source.next(draw, step=step)
         make_folder(self._folder)
         content = b"".join(map(encode, written(found)))
         write_atomically(whole_samples(self._folder, step), content)
         return found
 
-    def settle(self, stop: StopAsked) -> None:
-        self._source.settle(stop)
+    def settle(self) -> None:
+        self._source.settle()
 
     def close(self) -> None:
         self._source.close()
@@ -77,7 +75,7 @@ class StoredRollouts(SyncRollouts):
         super().__init__(parts)
         self._folder = folder
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+    def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource.
 
         Raises:
@@ -104,10 +102,10 @@ def episode_counts(rollouts: Rollouts) -> Metrics:
     episodes = [rollout.completion for rollout in rollouts if rollout.completion.end is not None]
     if not episodes:
         return {}
-    found = dict.fromkeys(map(counter, get_args(EpisodeEnd)), 0.0)
+    found = nothing_counted()
     for episode in episodes:
         found[counter(str(episode.end))] += 1
-    found["episode/turns"] = float(sum(len(episode.turns) for episode in episodes))
+    found[TURNS] = float(sum(len(episode.turns) for episode in episodes))
     return found
 
 

@@ -25,7 +25,7 @@ def bars() -> Iterator[Tell]:
     if not on_terminal():
         yield _nowhere
         return
-    columns: tuple[Any, ...] = (
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
@@ -48,16 +48,15 @@ def _nowhere(what: str, done: int, total: int) -> None:
     """Show nothing: nobody looks."""
 
 
-def followed(items: Iterable[Item], what: str, total: int = 0) -> Iterator[Item]:
+def followed(items: Iterable[Item], what: str) -> Iterator[Item]:
     """Yield the same items, and tell of each as it is taken.
 
     Args:
         items: any number of them.
         what: they are, in the plural.
-        total: how many; 0: nobody knows.
     """
     with bars() as tell:
-        count = Count(tell, what, total)
+        count = Count(tell, what, 0)  # of how many is not known
         for item in items:
             yield item
             count.one()

@@ -145,13 +145,8 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
     size = MEGABYTES.get(device.type, MEGABYTES["cpu"]) * 2**20
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-
-    def multiply() -> None:
-        torch.matmul(matrix, matrix, out=product)
-
-    def copy() -> None:
-        target.copy_(source)
-
+    multiply = functools.partial(torch.matmul, matrix, matrix, out=product)
+    copy = functools.partial(target.copy_, source)
     with torch.no_grad():
         return MachineSpeed(
             flops=2.0 * width**3 / _best(multiply, device),
@@ -159,7 +154,7 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
         )
 
 
-def _best(work: Callable[[], None], device: torch.device) -> float:
+def _best(work: Callable[[], object], device: torch.device) -> float:
     """Measure the seconds of the fastest time."""
     found: list[float] = []
     for _ in range(TIMES):

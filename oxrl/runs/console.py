@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -28,12 +28,11 @@ from oxrl.types import Metrics
 
 if TYPE_CHECKING:
     from oxrl.runs.clock import Clock
-    from oxrl.runs.live import LiveView
     from oxrl.runs.recorder import Recorder
 
 # label, metric keys (the first one present is shown), format (z: what rounds to 0 has no sign). A
 # column whose metric is absent is left out.
-COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+COLUMNS = (
     ("reward", ("reward/mean",), "z.3f"),
     ("loss", ("update/nll", "update/loss"), "z.4f"),
     ("accuracy", ("preference/accuracy", "reward_model/accuracy"), "z.3f"),
@@ -98,7 +97,7 @@ class Console(AbstractContextManager["Console"]):
         console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
         live = mode == "auto" and console.is_interactive and not console.no_color
-        self._view: LiveView | None = None
+        self._view = None
         if live:
             from oxrl.runs.live import LiveView  # of a terminal that somebody looks at
 
@@ -123,7 +122,7 @@ class Console(AbstractContextManager["Console"]):
             eta = f"ETA {format_duration(max(0, self._total - step) * per_step)}"
         if self._view is not None:
             with self._or_give_up():
-                self._view.step(step, numbers, eta, phase_shares(metrics), metrics)
+                self._view.step(step, numbers, eta, list(phase_shares(metrics)), metrics)
             return
         text = "  ".join(filter(None, (numbers, eta)))
         if self._verbose:
@@ -213,16 +212,14 @@ class Console(AbstractContextManager["Console"]):
                 os.dup2(null.fileno(), self._stream.fileno())
 
 
-def _columns(metrics: Metrics) -> list[str]:
-    """List the numbers of a step, each with its label."""
-    columns: list[str] = []
+def _columns(metrics: Metrics) -> Iterator[str]:
+    """Yield the numbers of a step, each with its label."""
     for label, keys, form in COLUMNS:
         values = [metrics[key] for key in keys if key in metrics]
         if values and not (label == "loss" and REWARD in metrics):
-            columns.append(f"{label} {values[0]:{form}}")
+            yield f"{label} {values[0]:{form}}"
         if label == "reward":
-            columns += _part_columns(metrics)
-    return columns
+            yield from _part_columns(metrics)
 
 
 def _part_columns(metrics: Metrics) -> list[str]:
@@ -259,31 +256,27 @@ class _Shown(logging.Formatter):
         return shown(super().format(record)).replace("\n", f"\n{self._indent}")
 
 
-class _Terminal(logging.Handler):
-    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it."""
+class _Lines(logging.Handler):
+    """Writes lines; a full disk, or a log that is taken away, costs some of them and not the run.
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr is None:
-            return
-        with suppress(OSError, ValueError):
-            sys.stderr.write(self.format(record) + "\n")
+    Args:
+        write: takes a line.
+    """
 
-
-class _RunLog(logging.Handler):
-    """Appends to run.log; a full disk, or a log that is taken away, costs lines and not the run."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, write: Callable[[str], object], form: logging.Formatter) -> None:
         super().__init__()
-        self._file = open_own(path, "ab")
+        self.setFormatter(form)
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, ValueError):
-            line = self.format(record) + "\n"
-            self._file.write(line.encode("utf-8", errors="backslashreplace"))
+            self._write(self.format(record) + "\n")
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+
+def _to_terminal(line: str) -> None:
+    """Write to whatever sys.stderr is at that moment: a live progress line replaces it."""
+    if sys.stderr is not None:
+        sys.stderr.write(line)
 
 
 @contextmanager
@@ -316,12 +309,17 @@ def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
     """
     logger = logging.getLogger("oxrl")
     try:
-        to_file = _RunLog(file)
+        run_log = open_own(file, "ab")
     except OSError as error:
         raise RunDirectoryError(f"{file} cannot be written: {error}") from error
-    to_file.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s", indent="  "))
-    to_terminal = _Terminal(TERMINAL_LEVELS.get(mode, WAITING))
-    to_terminal.setFormatter(_Shown("%(levelname)s: %(message)s"))
+
+    def to_run_log(line: str) -> None:
+        run_log.write(line.encode("utf-8", errors="backslashreplace"))
+
+    form = _Shown("%(asctime)s %(levelname)s %(name)s: %(message)s", indent="  ")
+    to_file = _Lines(to_run_log, form)
+    to_terminal = _Lines(_to_terminal, _Shown("%(levelname)s: %(message)s"))
+    to_terminal.setLevel(TERMINAL_LEVELS.get(mode, WAITING))
     logger.addHandler(to_file)
     logger.addHandler(to_terminal)
     before = logger.level
@@ -335,9 +333,9 @@ def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
         raise
     finally:
         logger.setLevel(before)
-        for handler in (to_file, to_terminal):
-            logger.removeHandler(handler)
-            handler.close()
+        logger.removeHandler(to_file)
+        logger.removeHandler(to_terminal)
+        run_log.close()
 
 
 def sample_text(line: Record) -> str:
@@ -352,24 +350,20 @@ def _one_line(value: object) -> str:
     return shown(text).replace("\n", LINE_END).replace("\t", " ")
 
 
-def phase_shares(metrics: Metrics) -> list[str]:
-    """List the shares of a step's time, for phases that took a tenth of it or more."""
+def phase_shares(metrics: Metrics) -> Iterator[str]:
+    """Yield the shares of a step's time, for phases that took a tenth of it or more."""
     total = metrics.get("time/step_s", 0.0)
-    found: list[str] = []
     for name, keys in PHASES.items():
         spent = sum(metrics.get(key, 0.0) for key in keys)
         if total and spent >= 0.1 * total:
-            found.append(f"{name} {spent / total:.0%}")
-    return found
+            yield f"{name} {spent / total:.0%}"
 
 
-def efficiency(metrics: Metrics) -> list[str]:
+def efficiency(metrics: Metrics) -> Iterator[str]:
     """Say how much of the machine a step used, and how much of that was wasted, if known."""
-    found: list[str] = []
     for name, key in (("MFU", "throughput/mfu"), ("wasted", "waste/total")):
         if key in metrics:
-            found.append(f"{name} {metrics[key]:.0%}")
-    return found
+            yield f"{name} {metrics[key]:.0%}"
 
 
 def on_terminal() -> bool:

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +56,7 @@ WHOLE_SAMPLES = re.compile(r"step_(\d{8,})\.samples\.jsonl")
 # Rows that Python gave, written before the run begins: it reads them there.
 GIVEN = "given"
 # What a start writes before it has done anything; the records are empty then.
-WRITTEN_BY_A_START = {
+FILES_OF_A_START = {
     "config.yaml",
     "environment.json",
     DATA_FILE,
@@ -65,36 +65,27 @@ WRITTEN_BY_A_START = {
     "starts.jsonl",
     "metrics.jsonl",
     "samples.jsonl",
-    "rollouts",
-    "checkpoints",
     "run.log",
     "git.diff",
     "mlflow.db",
+    *(f"{name}.json" for name in TRACKERS),
+    *(f"{name}.log" for name in TRACKERS),
+}
+FOLDERS_OF_A_START = {
+    "rollouts",
+    "checkpoints",
     "artifacts",
     "tensorboard",
     "wandb",
     "trackio",
-    *(f"{name}.json" for name in TRACKERS),
-    *(f"{name}.log" for name in TRACKERS),
     GIVEN,
 }
 
 # What oxRL writes in a run directory, and must find as it left it: nothing is written through a
 # link, nor into what something else put there.
-FOLDERS = {
-    "rollouts",
-    "checkpoints",
-    "dumps",
-    "best",
-    "reference",
-    "artifacts",
-    "tensorboard",
-    "wandb",
-    "trackio",
-    GIVEN,
-}
+FOLDERS = FOLDERS_OF_A_START | {"dumps", "best", "reference"}
 LOCKS = {".lock", *(f".{name}.json.lock" for name in TRACKERS)}
-FILES = (WRITTEN_BY_A_START - FOLDERS) | LOCKS | {"result.json", "kept.jsonl"}
+FILES = FILES_OF_A_START | LOCKS | {"result.json", "kept.jsonl"}
 
 FIXED = "fixed"
 ROUNDING = (
@@ -169,7 +160,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         self.resuming = start.resuming
         self.finished = start.finished
         self.noted = start.review.noted
-        self.remarks = start.remarks()
+        self.remarks = list(start.remarks())
         self.changes = start.changes
         self._lock = lock
         self.metrics = path / "metrics.jsonl"
@@ -217,14 +208,13 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         The input that was refused will be mended: then this is not another run, but the first.
         """
         entries = _entries(self.path)
-        worked = any(self.checkpoints.iterdir()) or bool(entries - WRITTEN_BY_A_START)
-        if self.resuming or worked or any(file.stat().st_size for file in self._records()):
+        worked = any(self.checkpoints.iterdir()) or entries - FILES_OF_A_START - FOLDERS_OF_A_START
+        records = (self.metrics, self.samples)
+        recorded = any(file.exists() and file.stat().st_size for file in records)
+        if self.resuming or worked or recorded:
             return
         for name in entries:
             clear(self.path / name)
-
-    def _records(self) -> list[Path]:
-        return [file for file in (self.metrics, self.samples) if file.exists()]
 
 
 def open_run(
@@ -497,33 +487,29 @@ class Start:
                 f"started; {listed} changed{hint}. Leave it out"
             )
 
-    def remarks(self) -> list[str]:
-        """List what the user should know of the differences of this start."""
-        found: list[str] = []
+    def remarks(self) -> Iterator[str]:
+        """Yield what the user should know of the differences of this start."""
         if self.doubt:
             path = self.directory / "result.json"
-            found.append(f"{path} is not believed: {self.doubt}. It is written anew at the end")
+            yield f"{path} is not believed: {self.doubt}. It is written anew at the end"
         for path, (before, now) in self.changes.items():
             rule = self.allowed.rule(path)
             # A settled auto goes on with what it had.
             reorders = rule == "reorders" or (rule == "settled" and now != "auto")
-            found.append(
-                f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"
-            )
+            yield f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"
         if "run.steps" in self.changes and self.schedule != "constant":
-            found.append(
+            yield (
                 f"run.steps grew and train.lr_schedule is {self.schedule}: the learning rate jumps "
                 "to where the longer schedule would be"
             )
         for change in self.review.changes:
-            found.append(f"{self._how(change.name)} {change.name}: {change.then} -> {change.now}")
+            yield f"{self._how(change.name)} {change.name}: {change.then} -> {change.now}"
         unnoted = dict.fromkeys(name for name in self.review.new if name not in self.changes)
         if self.resuming and unnoted:
-            found.append(
+            yield (
                 "nothing in the run directory says what these were when the run began: "
                 f"{', '.join(unnoted)}; they are taken, and noted, as they are now"
             )
-        return found
 
     def _how(self, name: str) -> str:
         accepted = " (accepted by --accept-changes)" if name in self.allowed.accepted else ""

@@ -92,17 +92,19 @@ def torch_state() -> Json | None:
     }
 
 
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+
+
 def git_state(directory: Path) -> Json | None:
     """Return the commit of the repository around `directory`, and whether files differ from it.
 
     Returns:
         None outside of git.
     """
-
-    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    command = ["git", "-C", str(directory), *describe]
     try:
-        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        said = _git(directory, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     except (OSError, subprocess.SubprocessError):
         return None
     commit, dirty, _ = said.strip().partition("-dirty")
@@ -119,9 +121,8 @@ def git_diff(directory: Path) -> str:
     state = git_state(directory)
     if state is None or not state["dirty"]:
         return ""
-    command = ["git", "-C", str(directory), "diff", "--no-ext-diff", "--no-color", "HEAD"]
     try:
-        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        said = _git(directory, "diff", "--no-ext-diff", "--no-color", "HEAD")
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
         return f"not recorded: git diff ended with {type(error).__name__}\n"
     if len(said) > MOST_DIFF:

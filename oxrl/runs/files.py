@@ -130,10 +130,11 @@ def require_kind(path: Path, *, folder: bool) -> None:
             f"own directory: remove the link, or put {wanted} in its place. To keep a run on "
             "another disk set run.dir to a folder there"
         )
-    right = stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)
-    if not right:
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a file"
-        if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
+    is_folder = stat.S_ISDIR(found.st_mode)
+    is_file = stat.S_ISREG(found.st_mode)
+    if not (is_folder if folder else is_file):
+        kind = "a folder" if is_folder else "a file"
+        if not is_folder and not is_file:
             kind = "neither a file nor a folder"
         raise RunDirectoryError(
             f"{path} is {kind}, where a run keeps {wanted}: it was put there by something else. "
@@ -193,17 +194,11 @@ def json_safe(value: object) -> Any:
     Raises:
         TypeError: `value` holds something JSON has no word for; names the type.
     """
-    # By type first: whether something is an abstract Mapping takes longer to find out, and most of
-    # a record are numbers and strings.
-    kind = type(value)
-    if kind is str or kind is int:
+    # Most of a record are numbers and strings, and what is a Mapping takes longer to find out.
+    if value is None or isinstance(value, str | int):
         return value
-    if kind is dict:
-        return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, float):
         return float(value) if isfinite(value) else str(float(value))
-    if value is None or isinstance(value, str | bool | int):
-        return value
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):
@@ -219,6 +214,18 @@ def encode_line(record: Record) -> bytes:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate has no UTF-8, but it has a JSON escape
         return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def write_records(file: IO[bytes], records: Iterable[Record], chain: Chain | None = None) -> None:
+    """Write records to an unbuffered file, one line each.
+
+    Args:
+        chain: puts the running hash into each line; None: there is none.
+    """
+    lines = map(encode_line, records)
+    if chain is not None:
+        lines = map(chain.seal, lines)
+    write_all(file, b"".join(lines))
 
 
 def read_records(path: Path) -> Iterator[Json]:

@@ -8,7 +8,7 @@ has, so that it neither repeats a warning nor begins to count anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -96,7 +96,7 @@ def page_of(name: str) -> str:
 
 def verdicts(
     records: Iterable[Json], vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING
-) -> list[Verdict]:
+) -> Iterator[Verdict]:
     """Make every check on the lines of a run, in the order of SIGNS.
 
     Args:
@@ -112,23 +112,19 @@ def verdicts(
         measured.update(line)
         for sign in health.new(line):
             since[sign.name] = int(line["step"])
-    found: list[Verdict] = []
     for sign in SIGNS:
         known = measured.issuperset(sign.reads)
         state = "warning" if sign.name in since else "ok" if known else "unknown"
-        step = since.get(sign.name)
         lasting = f", {sign.patience} steps in a row" if sign.patience > 1 else ""
-        verdict = Verdict(
+        yield Verdict(
             name=sign.name,
             state=state,
-            step=step,
+            step=since.get(sign.name),
             threshold=sign.threshold + lasting,
             advice=sign.advice,
             does=wanted.get(sign.name, "warn"),
             page=page_of(sign.name),
         )
-        found.append(verdict)
-    return found
 
 
 def _numbers(record: Record) -> Metrics:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from oxrl.tables.watch import HealthCheck
 from oxrl.types import Metrics
 
+REWARD = "reward/mean"
 PATIENCE = 3  # optimizer steps
 WINDOW = 100  # newest steps that are looked at together
 START = 5  # steps that a run is compared with later
@@ -64,12 +65,12 @@ class Seen:
         known = [line[name] for line in self._start if name in line]
         return statistics.fmean(known) if len(known) == START else math.nan
 
-    def halves(self, name: str) -> tuple[list[float], list[float]]:
-        """Return a metric in the older and in the newer half of the window."""
+    def halves(self) -> tuple[list[float], list[float]]:
+        """Return the mean rewards in the older and in the newer half of the window."""
         middle = len(self.lines) // 2
         lines = list(self.lines)
-        older = [line[name] for line in lines[:middle] if name in line]
-        newer = [line[name] for line in lines[middle:] if name in line]
+        older = [line[REWARD] for line in lines[:middle] if REWARD in line]
+        newer = [line[REWARD] for line in lines[middle:] if REWARD in line]
         return older, newer
 
 
@@ -107,21 +108,18 @@ def at_least(name: str, least: float) -> Callable[[Seen], bool]:
 
 def all_equal(seen: Seen) -> bool:
     """True if every reward of the step is the same number, and not 0."""
-    rewards = _rewards(seen.line)
-    return rewards is not None and rewards[0] == rewards[1] != 0 and not _parts_differ(seen.line)
+    return _only_reward(seen.line) not in (None, 0.0)
 
 
 def all_zero(seen: Seen) -> bool:
     """True if every reward of the step is 0."""
-    return _rewards(seen.line) == (0.0, 0.0) and not _parts_differ(seen.line)
+    return _only_reward(seen.line) == 0.0
 
 
 def no_gradient(seen: Seen) -> bool:
     """True if the step was taken with a gradient of 0, though rewards differ or it has none."""
     line = seen.line
-    rewards = _rewards(line)
-    equal = rewards is not None and rewards[0] == rewards[1]
-    explained = equal and not _parts_differ(line)
+    explained = _only_reward(line) is not None
     taken = not line.get("update/skipped") and not line.get("data/empty_steps")
     norm = line.get("update/grad_norm", math.nan)
     return taken and not explained and norm <= NO_GRADIENT
@@ -133,21 +131,19 @@ def uniform(seen: Seen) -> bool:
     return seen.vocabulary > 1 and entropy > math.log(seen.vocabulary) - UNIFORM
 
 
-def _parts_differ(line: Metrics) -> bool:
-    """True if responses are told apart by parts of the reward whose sums are equal."""
-    return line.get("reward/zero_variance_groups", 1.0) < 1
+def _only_reward(line: Metrics) -> float | None:
+    """Return the reward of every response of a step; None where they differ, or have none.
 
-
-def _rewards(line: Metrics) -> tuple[float, float] | None:
-    """Return the smallest and the largest reward of a step; None where nothing was scored."""
-    least = line.get("reward/min", math.nan)
-    most = line.get("reward/max", math.nan)
-    return None if math.isnan(least) or math.isnan(most) else (least, most)
+    Equal rewards differ where they are sums of parts that do.
+    """
+    reward = line.get("reward/min", math.nan)
+    parts_differ = line.get("reward/zero_variance_groups", 1.0) < 1
+    return None if parts_differ or reward != line.get("reward/max", math.nan) else reward
 
 
 def flat_reward(seen: Seen) -> bool:
     """True if the mean reward of the window's newer half is not above that of the older half."""
-    older, newer = seen.halves("reward/mean")
+    older, newer = seen.halves()
     if len(older) < WINDOW // 2 or len(newer) < WINDOW // 2:
         return False
     best = seen.line.get("reward/max", math.inf)
@@ -175,9 +171,9 @@ def growing_length(seen: Seen) -> bool:
     """True if responses are much longer than at the start, and not better."""
     length = seen.line.get("data/length_mean", math.nan)
     longer = length > LONGER * seen.at_start("data/length_mean")
-    _, newer = seen.halves("reward/mean")
+    _, newer = seen.halves()
     enough = len(newer) >= WINDOW // 4
-    return longer and enough and statistics.fmean(newer) <= seen.at_start("reward/mean")
+    return longer and enough and statistics.fmean(newer) <= seen.at_start(REWARD)
 
 
 def repeating(seen: Seen) -> bool:
@@ -277,7 +273,7 @@ SIGNS = (
         "answers are rare",
         "reward/mean of the newest 50 steps is not above that of the 50 before, and not near its "
         "best",
-        ("reward/mean",),
+        (REWARD,),
         1,
     ),
     Sign(
@@ -299,7 +295,6 @@ SIGNS = (
         "policy/entropy is below 5 % of that of the first 5 steps, and fewer than half of the "
         "groups are right",
         ("policy/entropy",),
-        3,
     ),
     Sign(
         "growing-length",
@@ -310,7 +305,7 @@ SIGNS = (
         "data/length_mean is twice that of the first 5 steps, and reward/mean is not above theirs",
         (
             "data/length_mean",
-            "reward/mean",
+            REWARD,
         ),
         10,
     ),
@@ -343,7 +338,6 @@ SIGNS = (
         "what is clipped teaches nothing. Lower train.lr, train.epochs or train.minibatches",
         "update/clip_frac_high and update/clip_frac_low are 0.3 or more together",
         ("update/clip_frac_high",),
-        3,
     ),
     Sign(
         "jumping-policy",
@@ -352,7 +346,6 @@ SIGNS = (
         "train.minibatches",
         "kl/old_k3 is 0.1 nats per token or more",
         ("kl/old_k3",),
-        3,
     ),
     Sign(
         "sampler-mismatch",
@@ -362,7 +355,6 @@ SIGNS = (
         "truncate), and see whether the sampler's build has a defect",
         "mismatch/kl_k3 is 0.01 nats per token or more",
         ("mismatch/kl_k3",),
-        3,
     ),
     Sign(
         "far-from-reference",
@@ -371,7 +363,6 @@ SIGNS = (
         "samples; raise train.kl_coeff",
         "kl/ref_k3 is 1 nat per token or more",
         ("kl/ref_k3",),
-        3,
     ),
     Sign(
         "displaced-likelihood",
@@ -401,7 +392,6 @@ SIGNS = (
         "rollout.max_staleness, or use a correction (train.correction: truncate)",
         "data/staleness_mean is 4 versions or more",
         ("data/staleness_mean",),
-        3,
     ),
     Sign(
         "skipped-steps",
@@ -429,6 +419,5 @@ SIGNS = (
         "Lower train.lr",
         "update/update_norm_ratio is 0.1 or more",
         ("update/update_norm_ratio",),
-        3,
     ),
 )

@@ -13,7 +13,7 @@ from math import isfinite
 from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from oxrl.types import Metrics
@@ -122,7 +122,7 @@ def _one(parts: Iterable[str]) -> Text:
 
 
 def _bar(console: RichConsole, total_steps: int, title: str) -> Progress:
-    columns: tuple[ProgressColumn, ...] = (
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TextColumn("{task.completed}/{task.total}"),

@@ -49,7 +49,7 @@ class Mirror:
     def __init__(self, run: RunDirectory, name: str) -> None:
         self._title = TRACKERS[name].title
         self._log = run.path / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
         try:
             with open_own(self._log, "ab") as log:
                 # -P: not a module of the working directory that is named like one of a tracker's.

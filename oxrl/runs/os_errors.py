@@ -41,7 +41,7 @@ def explained() -> Iterator[None]:
     except OxrlError:
         raise
     except Exception as error:
-        fault: OxrlError | None = fault_of(error)
+        fault = fault_of(error)
         if fault is None and isinstance(error, OSError) and error.filename is not None:
             # An answer of a server has no words of the system, but some of its own.
             fault = DataError(f"{error.filename}: {error.strerror or error}")

@@ -17,11 +17,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from oxrl.errors import DataError, RunDirectoryError
 from oxrl.runs.files import Json, pretty_json, read_json, require_kind, write_atomically
@@ -143,36 +142,36 @@ def _is_identity(value: object) -> bool:
 
 def _is_pin(value: object) -> bool:
     """True if it has the form of what `pin` returns."""
-    if not isinstance(value, dict) or not {"where", "commit", "files"} <= value.keys():
-        return False
-    texts: list[object] = [value["where"], value["commit"] or ""]
-    files: object = value["files"]
-    if not isinstance(files, dict):
-        return False
-    for file in files.values():
-        texts.append(file.get("sha256") if isinstance(file, dict) else None)
-    return all(isinstance(text, str) for text in texts)
+    match value:
+        case {"where": str(), "commit": str() | None, "files": dict() as files}:
+            return all(map(_is_hashed, files.values()))
+        case _:
+            return False
+
+
+def _is_hashed(file: object) -> bool:
+    return isinstance(file, dict) and isinstance(file.get("sha256"), str)
 
 
 def _is_choice(value: object) -> bool:
     """True if it has the form of a Choice."""
-    if not isinstance(value, dict) or value.keys() != {"value", "why"}:
-        return False
-    return isinstance(value["value"], int) and isinstance(value["why"], str)
+    match value:
+        case {"value": int(), "why": str(), **others}:
+            return not others
+        case _:
+            return False
 
 
 TAKE_AS_NOW = "delete it to take the inputs as they are now"
 # File -> whether something is an entry of it, and what to do where one is not.
-FORMS: Mapping[str, tuple[Callable[[object], bool], str]] = MappingProxyType(
-    {
-        INPUTS_FILE: (_is_pin, TAKE_AS_NOW),
-        DATA_FILE: (_is_identity, TAKE_AS_NOW),
-        CHOICES_FILE: (
-            _is_choice,
-            "write into the configuration what each field in it was taken for, and delete it",
-        ),
-    }
-)
+FORMS = {
+    INPUTS_FILE: (_is_pin, TAKE_AS_NOW),
+    DATA_FILE: (_is_identity, TAKE_AS_NOW),
+    CHOICES_FILE: (
+        _is_choice,
+        "write into the configuration what each field in it was taken for, and delete it",
+    ),
+}
 
 
 def write_noted(run: Path, name: str, pins: Json) -> None:

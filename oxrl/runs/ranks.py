@@ -25,7 +25,7 @@ class CollectivePatience:
 
     def __init__(self, deadline: Deadline) -> None:
         self.deadline = deadline
-        self._failed: tuple[BaseException, Deadline] | None = None
+        self._failed = None
 
     def set(self, deadline: Deadline) -> None:
         """Set the deadline from now on."""

@@ -25,14 +25,13 @@ from oxrl.runs.files import (
     Chain,
     Record,
     clear,
-    encode_line,
     first_break,
     fsync,
     line_starts_at,
     make_folder,
     open_own,
-    write_all,
     write_atomically,
+    write_records,
 )
 from oxrl.types import Metrics, TensorMap, Tensors
 
@@ -82,11 +81,11 @@ class Recorder(AbstractContextManager["Recorder"]):
         "step" comes first, the other keys are sorted, and the last is the running hash.
         """
         record = {"step": step, **dict(sorted(metrics.items()))}
-        self._append(METRICS, self._chain.seal(encode_line(record)))
+        self._append(METRICS, [record], self._chain)
 
     def record_samples(self, samples: Sequence[Record]) -> None:
         """Append one line per sample, keys in the order given."""
-        self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
+        self._append(SAMPLES, samples)
         self.show(samples)
 
     def record_rollouts(self, step: int, tensors: TensorMap) -> Path:
@@ -186,10 +185,10 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _append(self, name: str, data: bytes) -> None:
+    def _append(self, name: str, records: Sequence[Record], chain: Chain | None = None) -> None:
         try:
             self._keep_in_place(name)
-            write_all(self._files[name], data)
+            write_records(self._files[name], records, chain)
         except OSError as error:
             raise _cannot_record(self._folder / name, error) from error
 

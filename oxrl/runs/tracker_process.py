@@ -56,11 +56,9 @@ class Tracker(Protocol):
 
     def log(self, records: list[Json]) -> None:
         """Show lines of metrics.jsonl that are newer than `logged`."""
-        ...
 
     def close(self, outcome: str) -> None:
         """Show how the run ended: FINISHED, FAILED or KILLED."""
-        ...
 
 
 def tracked_run(directory: Path) -> TrackedRun:
@@ -123,8 +121,8 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[Json],
 
 def numbers(record: Json) -> Metrics:
     """Return the metrics of a line, without its step and the hash of the file."""
-    values = {key: value for key, value in record.items() if key not in ("step", CHAIN_FIELD)}
-    return {key: float(value) for key, value in values.items()}
+    others = ("step", CHAIN_FIELD)
+    return {key: float(value) for key, value in record.items() if key not in others}
 
 
 class Place:

@@ -132,15 +132,15 @@ def end_of(process: subprocess.Popen[bytes], what: str) -> int:
         return -signal.SIGKILL
 
 
-def end_of_pid(pid: int, what: str) -> int:
-    """Return the same of a child that `os.fork` made."""
+def end_of_episode(pid: int) -> int:
+    """Return the same of the process of an episode, which `os.fork` made."""
     until = monotonic() + KILLED_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         if monotonic() > until:
-            log.warning(LEFT, what, pid, KILLED_S)
+            log.warning(LEFT, "an episode", pid, KILLED_S)
             return -signal.SIGKILL
         sleep(KILLED_LOOK_S)
 

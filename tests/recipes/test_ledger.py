@@ -14,7 +14,7 @@ from small_runs import rl_config
 from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.dims import ModelDims, model_dims
-from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, ModelWork, Rows, model_work
+from oxrl.recipes.compute_accounting import Ledger, ModelWork, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed
 from oxrl.types import (
@@ -40,10 +40,6 @@ OWN, PADDING, AGAIN, NO_SIGNAL = 216, 16, 26 + 12, 30 + 60
 
 
 def ledger(**changes: object) -> Ledger:
-    return Ledger(ledger_inputs(**changes))
-
-
-def ledger_inputs(**changes: object) -> LedgerInputs:
     given = {
         "work": WORK,
         "speed": None,
@@ -54,7 +50,7 @@ def ledger_inputs(**changes: object) -> LedgerInputs:
         "old_known": True,
         "all_learn": False,
     }
-    return LedgerInputs(**{**given, **changes})  # pyright: ignore[reportArgumentType]
+    return Ledger(**{**given, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def inputs() -> TokenBatch:
@@ -196,7 +192,7 @@ def test_a_prompt_that_packed_micro_batches_share_is_read_again_in_each_but_the_
         attention_mask=everywhere,
         response_mask=everywhere & (torch.arange(5) == 4),
     )
-    found = Rows(rows, torch.zeros(4), ledger_inputs(share_prefix=True, budget=6))
+    found = Rows(rows, torch.zeros(4), ledger(share_prefix=True, budget=6))
     prompt = 10 * 4 + 4 * 5
     response = (10 * 5 + 4 + 5 * 6) - prompt
     assert found.own.tolist() == [prompt + response, response, prompt + response, response]
@@ -329,8 +325,8 @@ def test_decoding_is_bound_by_operations_or_by_bytes_whichever_is_slower() -> No
     # Step 0: two rows over 3 + 1 tokens; step 1: one row over 1 + 1.
     moved = (100 + 2 * 4) + (100 + 2 * 2)
     computed = (2 * 10 + 4) + (10 + 2)
-    slow = work.decode_floor(prompts, responses, flops=1e9, bandwidth=1.0)
-    fast = work.decode_floor(prompts, responses, flops=1.0, bandwidth=1e9)
+    slow = work.decode_floor(prompts, responses, MachineSpeed(flops=1e9, bandwidth=1.0))
+    fast = work.decode_floor(prompts, responses, MachineSpeed(flops=1.0, bandwidth=1e9))
     assert slow == pytest.approx(moved)
     assert fast == pytest.approx(computed)
 

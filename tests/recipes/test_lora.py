@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,8 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
     base: Path,
 ) -> None:
     cfg = config(base, "run", "sgrpo")
-    machine = assemble(Assembly(cfg), Clock())
-    try:
+    with ExitStack() as stack:
+        machine = assemble(Assembly(cfg), Clock(), stack)
         trainer = machine.policy
         assert isinstance(machine.source, SyncRollouts)
         sampler = machine.source.parts.sampler
@@ -180,17 +181,15 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
         assert torch.equal(reference, before)
         assert (adapted - reference).abs().max() > 0.1
         assert torch.equal(trainer.forward(inputs, WANT).logprobs, adapted)  # it is on again
-    finally:
-        machine.close()
 
 
 def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(
     base: Path, learned: Learned
 ) -> None:
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
-    machine = assemble(Assembly(cfg), Clock())
-    assert isinstance(machine.reference, AdapterOff)
-    machine.close()
+    with ExitStack() as stack:
+        machine = assemble(Assembly(cfg), Clock(), stack)
+        assert isinstance(machine.reference, AdapterOff)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4

@@ -397,7 +397,7 @@ def test_the_kl_in_the_reward_changes_what_is_compared(tmp_path: Path) -> None:
         for row, expected in enumerate(by_row):
             assert found.advantages[row, 1].item() == pytest.approx(expected, rel=1e-6)
     none = build(tmp_path, alg_name="rloo", kl="reward_k1", kl_coeff=0.0)
-    assert not none.subtracts_kl
+    assert none.subtract_kl is None
     plain, _ = prepare(none)
     assert plain.advantages[0, 1].item() == pytest.approx(1.0)
 

@@ -164,12 +164,12 @@ def test_gaps_per_token_of_chosen_over_rejected_are_set_against_those_of_the_ste
     """Alpha-DPO: log ratios -1, 0.5, -0.25, 1 over 3, 1, 1, 2 tokens."""
     first, second = -1 / 3 - 0.5, -0.25 - 0.5
     mean, std = (first + second) / 2, (second - first) / 2
-    found = standardized_gaps(before("alpha_dpo", {})).extras["standardized_gaps"]
+    found = standardized_gaps(before("alpha_dpo", {}))
     assert found.tolist() == pytest.approx([-1.0, 1.0])
     # A mean of 1 and a deviation of 2 before move by a tenth.
     moved = (0.9 + 0.1 * mean, 0.9 * 2 + 0.1 * std)
     later = before("alpha_dpo", {"mean": 1.0, "std": 2.0})
-    found = standardized_gaps(later).extras["standardized_gaps"]
+    found = standardized_gaps(later)
     assert found.tolist() == pytest.approx([(gap - moved[0]) / moved[1] for gap in (first, second)])
 
 
@@ -187,5 +187,5 @@ def test_the_baseline_of_kto_is_how_far_mismatched_completions_have_moved_and_no
         for row, ref in zip(other, (-9.0, -4.0), strict=True)
     )
     step = before("kto", {}, units, beta=0.1)
-    assert kl_baseline(step).extras["kl_baseline"].item() == pytest.approx((2.0 + 1.0) / 2)
+    assert kl_baseline(step).item() == pytest.approx((2.0 + 1.0) / 2)
     assert cast(Any, step.objective.policy).shown == [[1, 2, 3, 4], [1, 5, 0, 0]]

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +99,13 @@ def recorded(path: Path) -> PolicyBatch:
 
 
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
-    machine = assemble(Assembly(cfg), Clock())
-    try:
+    with ExitStack() as stack:
+        machine = assemble(Assembly(cfg), Clock(), stack)
         policy: Any = machine.policy
         policy.forward_backward(
             batch, machine.objective.policy_loss, frozenset({"logprobs", "entropy"})
         )
         return {name: gradient.clone() for name, gradient in policy.gradients()}
-    finally:
-        machine.close()
 
 
 def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ keeps.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -25,9 +26,9 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.rollouts import async_rollouts
 from oxrl.rollouts.async_rollouts import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples
-from oxrl.rollouts.rounds import RoundParts
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
+from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +216,7 @@ def source_of(
         requests=requests,
         clock=Clock(),
         prompts_per_step=2,
+        stop=never,
         deadline_s=60,
         max_error_rate=0.5,
     )
@@ -235,7 +237,7 @@ def test_no_more_is_dispatched_than_the_capacity(sampler: LocalSampler) -> None:
         InvariantError,
         match="4 samples are dispatched while 4 are in flight, and the buffer holds 7",
     ):
-        source.next(0, step=0, stop=lambda: False)
+        source.next(0, step=0)
 
 
 def test_samples_that_nobody_accounts_for_end_the_run() -> None:
@@ -260,7 +262,7 @@ def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: 
         )
         for flag in (False, True, False)
     )
-    steps = [source.next(0, step=0, stop=lambda: False) for source in (patient, busy)]
+    steps = [source.next(0, step=0) for source in (patient, busy)]
     busy.save(tmp_path)
     restored.load(tmp_path)
     busy.close()
@@ -268,8 +270,8 @@ def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: 
     assert steps[0].rollouts == steps[1].rollouts and len(steps[0].rollouts) == 4
     assert patient.batches == restored.batches and restored.in_flight == 12
     for step in (1, 2):
-        waited = patient.next(2 * step, step=step, stop=lambda: False)
-        resumed = restored.next(2 * step, step=step, stop=lambda: False)
+        waited = patient.next(2 * step, step=step)
+        resumed = restored.next(2 * step, step=step)
         assert waited is not None and resumed is not None
         assert waited.rollouts == resumed.rollouts
         assert [rollout.group_id for rollout in waited.rollouts] == [2 * step] * 2 + [
@@ -287,7 +289,7 @@ def test_a_stop_anywhere_in_a_wave_leaves_what_was_there_before_it(
         return source_of(sampler, 16, block=2, rollout_steps=8)
 
     whole, stopped, restored = fresh(), fresh(), fresh()
-    first, again = (source.next(0, step=0, stop=lambda: False) for source in (whole, stopped))
+    first, again = (source.next(0, step=0) for source in (whole, stopped))
     assert first.rollouts == again.rollouts
     looks: list[int] = []
 
@@ -295,20 +297,21 @@ def test_a_stop_anywhere_in_a_wave_leaves_what_was_there_before_it(
         looks.append(1)
         return len(looks) > polls
 
+    stopped.parts = dataclasses.replace(stopped.parts, stop=stop)
     # The second step scores what is there and hands it over; the third samples a wave, one
     # response after the other.
     step = 1
     try:
         for step in (1, 2):
-            stopped.next(2 * step, step=step, stop=stop)
-            whole.next(2 * step, step=step, stop=lambda: False)
+            stopped.next(2 * step, step=step)
+            whole.next(2 * step, step=step)
     except Stopped:
         began = time.monotonic()
         stopped.save(tmp_path)
         assert time.monotonic() - began < 5
         restored.load(tmp_path)
-        resumed = restored.next(2 * step, step=step, stop=lambda: False)
-        waited = whole.next(2 * step, step=step, stop=lambda: False)
+        resumed = restored.next(2 * step, step=step)
+        waited = whole.next(2 * step, step=step)
         assert resumed.rollouts == waited.rollouts
         assert resumed.dispatched == waited.dispatched
         counted = [
@@ -326,9 +329,10 @@ def test_a_checkpoint_after_a_signal_waits_for_what_is_in_flight_for_a_while_onl
 ) -> None:
     source = source_of(sampler, 16, block=2, background=True)
     asked: list[int] = []
-    source.next(0, step=0, stop=lambda: asked)
+    source.parts = dataclasses.replace(source.parts, stop=lambda: asked)
+    source.next(0, step=0)
     never_done: Any = Future()
-    source.settle(lambda: False)
+    source.settle()
     monkeypatch.setattr(source, "_working", never_done)
     monkeypatch.setattr(async_rollouts, "SETTLE_S", 0.5)
     asked.append(1)
@@ -358,8 +362,8 @@ class OneMore:
 def test_what_a_round_leaves_missing_is_sampled_in_the_next_one(sampler: LocalSampler) -> None:
     source = source_of(sampler, 16, rollout_steps=1)
     choice = OneMore()
-    source.parts = RoundParts(choice=choice, **vars(source.parts))
-    found = source.next(0, step=0, stop=lambda: False)
+    source.parts = dataclasses.replace(source.parts, choice=choice)
+    found = source.next(0, step=0)
     # Two prompts of two samples, then one more.
     assert choice.asked == [(4, 1), (6, 2)]
     assert [rollout.group_id for rollout in found.rollouts] == [0, 0, 1, 1, 2, 2]

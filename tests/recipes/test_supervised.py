@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,17 +83,11 @@ class Said:
 
 
 def test_a_held_out_loss_is_the_mean_over_trained_tokens_alone() -> None:
-    class Held:
-        def batches(self, size: int, /) -> Iterator[list[Example]]:
-            assert size == 2
-            long = Example(uid="a", token_ids=(9, 9, 9, 1, 2), trained=(False,) * 3 + (True,) * 2)
-            short = Example(uid="b", token_ids=(9, 6), trained=(False, True))
-            # Its first token has nothing before it.
-            last = Example(uid="c", token_ids=(9, 9, 3), trained=(True, False, True))
-            yield [long, short]
-            yield [last]
-
-    found = evaluate_loss(cast(Any, Said()), Held(), 0, rows_per_batch=2)
+    long = Example(uid="a", token_ids=(9, 9, 9, 1, 2), trained=(False,) * 3 + (True,) * 2)
+    short = Example(uid="b", token_ids=(9, 6), trained=(False, True))
+    # Its first token has nothing before it.
+    last = Example(uid="c", token_ids=(9, 9, 3), trained=(True, False, True))
+    found = evaluate_loss(cast(Any, Said()), [[long, short], [last]], 0)
     assert found["eval/tokens"] == 4.0
     assert found["eval/loss"] == pytest.approx((1 + 2 + 6 + 3) / 4)
     assert found["eval/perplexity"] == pytest.approx(math.exp(3.0))

@@ -133,8 +133,8 @@ def test_rewards_are_drawn_and_phases_told_in_shares() -> None:
     assert sparkline([2.0, 2.0]) == "▁▁" and sparkline([1.0]) == ""
     times = {"time/step_s": 2.0, "time/rollout_s": 1.0, "time/reward_s": 0.1}
     update = {"time/logprobs_s": 0.2, "time/update_s": 0.4}
-    assert phase_shares(times | update) == ["sampling 50%", "update 30%"]
-    assert phase_shares({}) == []
+    assert list(phase_shares(times | update)) == ["sampling 50%", "update 30%"]
+    assert list(phase_shares({})) == []
 
 
 LIVE = """

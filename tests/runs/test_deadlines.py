@@ -105,7 +105,7 @@ def test_a_killed_process_is_waited_for_and_not_for_ever(
     monkeypatch.setattr(waiting, "KILLED_S", 0.2)
     ways: list[Callable[[subprocess.Popen[bytes]], int]] = [
         lambda process: waiting.end_of(process, "a worker"),
-        lambda process: waiting.end_of_pid(process.pid, "an episode"),
+        lambda process: waiting.end_of_episode(process.pid),
     ]
     for way in ways:
         process = stubborn(30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,12 +16,10 @@ from oxrl.checkpoint import Saved
 from oxrl.engines.train import TrainEngine
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
+from oxrl.recipes.session import RolloutProgress
+from oxrl.rollouts.sync import GroupChoice
+from oxrl.tables.policy import Algorithm, Row
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
-
-if TYPE_CHECKING:
-    from oxrl.recipes.session import RolloutProgress
-    from oxrl.rollouts.rounds import GroupChoice
-    from oxrl.tables.policy import Algorithm, Row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -27,8 +27,8 @@ class Critic(Feature):
         self.engine = required(given.critic, "a critic")
         self.value_clip = given.train.value(VALUE_CLIP)
         self.warmup_steps = given.train.value(CRITIC_WARMUP_STEPS)
-        self._values: Tensor | None = None
-        self._batch: ValueBatch | None = None
+        self._values = None
+        self._batch = None
 
     def on_advantage_inputs(
         self, inputs: AdvantageInputs, rollouts: RolloutBatch
@@ -36,7 +36,7 @@ class Critic(Feature):
         """Add the critic's values."""
         judged = rollouts.inputs.said_by(self.engine.forward, WANT)
         self._values = required(judged.values, "values")
-        return dataclasses.replace(inputs, values=self._values, bootstrap=judged.bootstrap)
+        return replace(inputs, values=self._values, bootstrap=judged.bootstrap)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Keep what the critic will learn from."""
@@ -64,7 +64,7 @@ class Critic(Feature):
         mask = batch.inputs.response_mask
         part = required(self._batch, "a value batch").select(rows)
         part = part.inputs.as_read(part)
-        part = dataclasses.replace(part, loss_weights=token_mean(mask))
+        part = replace(part, loss_weights=token_mean(mask))
         found = gradients(self.engine, part, self.value_loss, WANT)
         if not found.finite:
             return None

@@ -51,13 +51,9 @@ class TeachingGroups:
         """Groups that teach something, in draw order."""
         if self.parts:
             return groups_of_different_parts(rollouts, self.parts)
-        return teaching_groups(rollouts)
-
-
-def teaching_groups(rollouts: Rollouts) -> list[int]:
-    """Groups, in draw order, whose rewards differ, before any shaping of rewards."""
-    rewards, group_ids = scored_rewards(rollouts)
-    return group_ids[informative_groups(rewards, group_ids)].unique().tolist()
+        # Before any shaping of rewards.
+        rewards, group_ids = scored_rewards(rollouts)
+        return group_ids[informative_groups(rewards, group_ids)].unique().tolist()
 
 
 class DynamicSampling(Feature):

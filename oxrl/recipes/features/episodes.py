@@ -6,7 +6,7 @@ Built where a config names an environment, whatever the row of the table needs.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import torch
 
@@ -31,7 +31,7 @@ class Episodes(Feature):
         last = torch.where(mask, places, -1).amax(1)
         # After a turn that was cut there is nothing more to read.
         next_turn = rollouts.inputs.attention_mask.sum(1) > last + 1
-        return dataclasses.replace(inputs, turns=rollouts.turns, next_turn=next_turn)
+        return replace(inputs, turns=rollouts.turns, next_turn=next_turn)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Nothing is moved; it is told how many rows the episodes are read in."""

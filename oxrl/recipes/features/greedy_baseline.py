@@ -5,7 +5,7 @@ Source: ReMax, arXiv:2310.10505.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature
@@ -21,4 +21,4 @@ class GreedyBaseline(Feature):
         self, inputs: AdvantageInputs, rollouts: RolloutBatch
     ) -> AdvantageInputs:
         """See Feature."""
-        return dataclasses.replace(inputs, greedy_rewards=rollouts.greedy_rewards)
+        return replace(inputs, greedy_rewards=rollouts.greedy_rewards)

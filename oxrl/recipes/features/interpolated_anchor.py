@@ -5,7 +5,7 @@ Source: A-3PO, arXiv:2512.06547.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.types import PolicyBatch
@@ -27,4 +27,4 @@ class InterpolatedAnchor(Feature):
         """
         optimizer_steps = prepared.version - batch.versions
         ages = (optimizer_steps + self.updates - 1) // self.updates
-        return dataclasses.replace(batch, ages=ages)
+        return replace(batch, ages=ages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import torch
 
@@ -27,7 +27,7 @@ class OverlongPenalty(Feature):
         )
         tokens_from_here = mask.flip(1).cumsum(1).flip(1)
         last = mask & (tokens_from_here == 1)
-        return dataclasses.replace(
+        return replace(
             batch,
             rewards=batch.rewards + penalty,
             token_rewards=batch.token_rewards + torch.where(last, penalty[:, None], 0.0),

@@ -6,7 +6,6 @@ user's raises or returns wrongly is told in words, with its file and line.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,25 +90,6 @@ def tried_features(names: Sequence[str]) -> str:
     return f"{', '.join(names)}: made when a run starts"
 
 
-def own_features(
-    given: FeatureInputs, named: Mapping[str, Mapping[str, Value]], *, sent: bool
-) -> list[Feature]:
-    """The features that a configuration names beside those of its row, in its order.
-
-    Args:
-        given: what features are built from.
-        named: `train.features`, each with its numbers.
-        sent: whether other processes make the same of them.
-    """
-    features: list[Feature] = []
-    for name, numbers in named.items():
-        feature = OwnFeature(name, given, numbers)
-        if sent:
-            pickle.dumps(feature)
-        features.append(feature)
-    return features
-
-
 class OwnFeature(Feature):
     """A feature of the user's, and what its hooks return looked at.
 
@@ -186,7 +166,16 @@ class OwnFeature(Feature):
         made = self._code.value
         if not (hasattr(made, "save") and hasattr(made, "load")):
             return {}
-        return {f"feature_{self._name.rpartition(':')[2]}": Kept(self._code)}
+        return {f"feature_{self._name.rpartition(':')[2]}": self}
+
+    def save(self, directory: Path) -> None:
+        """Have the feature write what it needs to go on."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._code.call(self._code.value.save, directory)
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        self._code.call(self._code.value.load, directory)
 
     def _ask(self, hook: str, *args: Any, **named: Any) -> Any:
         found = self._code.call(getattr(self._code.value, hook), *args, **named)
@@ -202,19 +191,3 @@ class OwnFeature(Feature):
     def __setstate__(self, state: Any) -> None:
         self._name, self._code = state
         self._take_settings()
-
-
-class Kept:
-    """The state that a feature of the user's writes into checkpoints, and reads from them."""
-
-    def __init__(self, code: UserCode) -> None:
-        self._code = code
-
-    def save(self, directory: Path) -> None:
-        """Have the feature write what it needs to go on."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._code.call(self._code.value.save, directory)
-
-    def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
-        self._code.call(self._code.value.load, directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
@@ -23,13 +23,13 @@ class PositiveNLL(Feature):
         """Mark the tokens of responses that were right."""
         passed = prepared.rollouts.rewards > PASS_REWARD
         right = batch.inputs.response_mask & passed[:, None]
-        return dataclasses.replace(batch, likelihood_weights=token_mean(right))
+        return replace(batch, likelihood_weights=token_mean(right))
 
     def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
         """Normalise over the minibatch's own right responses."""
         weights = required(batch.likelihood_weights, "likelihood_weights")
         right = batch.inputs.response_mask & (weights > 0)
-        return dataclasses.replace(batch, likelihood_weights=token_mean(right))
+        return replace(batch, likelihood_weights=token_mean(right))
 
     def loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics | None:
         """See Feature."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature, FeatureInputs
@@ -23,9 +22,7 @@ class RewardParts(Feature):
     ) -> AdvantageInputs:
         """Add the parts, in the order of the config."""
         absent = torch.full_like(inputs.rewards, torch.nan)
-        columns: list[Tensor] = []
-        for name in self.weights:
-            columns.append(rollouts.part_rewards.get(name, absent))
+        columns = [rollouts.part_rewards.get(name, absent) for name in self.weights]
         weights = torch.tensor(list(self.weights.values()), dtype=torch.float64)
         part_rewards = torch.stack(columns, dim=1)
-        return dataclasses.replace(inputs, part_rewards=part_rewards, part_weights=weights)
+        return replace(inputs, part_rewards=part_rewards, part_weights=weights)

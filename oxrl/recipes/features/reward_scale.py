@@ -6,8 +6,8 @@ in the reward are added to what comes out, so their coefficients mean the same f
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -50,9 +50,7 @@ class RewardScale(Feature):
         greedy = batch.greedy_rewards
         if greedy is not None:
             greedy = scale_rewards(greedy, moments, clip=self._clip)
-        return dataclasses.replace(
-            batch, rewards=scaled, token_rewards=token_rewards, greedy_rewards=greedy
-        )
+        return replace(batch, rewards=scaled, token_rewards=token_rewards, greedy_rewards=greedy)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Nothing is moved; it is told what the rewards were normalised by."""
@@ -64,7 +62,7 @@ class RewardScale(Feature):
 
     def save(self, directory: Path) -> None:
         """Write what is known of the rewards so far."""
-        content = json.dumps(dataclasses.asdict(self._seen))
+        content = json.dumps(asdict(self._seen))
         (directory / FILE).write_text(content, encoding="utf-8")
 
     def load(self, directory: Path) -> None:

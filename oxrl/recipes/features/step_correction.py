@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from oxrl.errors import required
 from oxrl.functional.corrections import CORRECTIONS
@@ -27,7 +27,7 @@ class StepCorrection(Feature):
         logprobs = required(said.logprobs, "logprobs")
         mask = batch.inputs.response_mask
         weights = self.correct(logprobs, batch.rollout_logprobs, mask, **self.numbers)
-        return dataclasses.replace(batch, correction=weights)
+        return replace(batch, correction=weights)
 
 
 class CurrentPolicyCorrection(Feature):

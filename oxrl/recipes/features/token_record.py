@@ -22,7 +22,7 @@ from oxrl.functional.kl import kl_k3
 from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.runs.files import make_folder
 from oxrl.runs.recorder import save_tensors
-from oxrl.types import Output, PolicyBatch, Tensors, TokenBatch
+from oxrl.types import Output, PolicyBatch, Tensors
 
 
 class TokenRecord(Feature):
@@ -36,7 +36,7 @@ class TokenRecord(Feature):
         self._folder = folder
         self._kept: Tensors = {}
         self._of_rows: list[Tensor] = []
-        self._inputs: TokenBatch | None = None
+        self._inputs = None
 
     def __getstate__(self) -> dict[str, object]:
         # With the loss it is sent to actors, which have nothing to keep.

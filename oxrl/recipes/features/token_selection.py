@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import torch
 
@@ -39,8 +39,8 @@ class TokenSelection(Feature):
         known |= {name: value for name, value in vars(said).items() if value is not None}
         signals = self.select(known, **self.numbers)
         # The update asks for the same candidates, whatever is most likely by then.
-        candidates = dataclasses.replace(inputs, candidates=said.top_ids)
-        return dataclasses.replace(batch, signals=signals, inputs=candidates)
+        candidates = replace(inputs, candidates=said.top_ids)
+        return replace(batch, signals=signals, inputs=candidates)
 
 
 class TopCandidates(TokenSelection):
