@@ -104,7 +104,7 @@ def _equations(row: Row) -> Iterator[str]:
         yield f"{weight:g} x {part}"
     if method.loss:
         yield f"loss: {method.loss}"
-        yield from _told(equations.preference_loss(method.loss), equations.told_of)
+        yield from _told(equations.EQUATIONS["preference"][method.loss], equations.told_of)
 
 
 def _told(function: Callable[..., Any], told_of: Callable[[Callable[..., Any]], str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from oxrl.data.actions import HEAD_FILE, Action, ActionHead, object_in
 from oxrl.data.fast import FastCode, code_of
@@ -105,7 +105,7 @@ class FastHead(ActionHead):
         numbers = np.clip(middle if found is None else found, -1.0, 1.0)
         low = np.asarray(self.low)
         width = np.asarray(self.high) - low
-        return cast(list[Action], (low + width * (numbers + 1.0) / 2.0).tolist())
+        return (low + width * (numbers + 1.0) / 2.0).tolist()
 
     def decodes(self, token_ids: Sequence[int]) -> bool:
         """See ActionHead."""

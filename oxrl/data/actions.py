@@ -254,4 +254,4 @@ def object_in(path: Path) -> Fields:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds {type(found).__name__}, need an object")
-    return cast(Fields, found)
+    return found

@@ -106,7 +106,7 @@ def _talk(record: Record) -> list[_Turn]:
     """
     fields = record.fields
     name = "messages" if "messages" in fields else "prompt"
-    given: Json = fields.get(name)
+    given = fields.get(name)
     items: JsonArray = list(given) if isinstance(given, list) else [given]
     if fields.get(ACTIONS) is not None:
         items.append({**fields, "role": "assistant"})

@@ -144,12 +144,12 @@ def local_path(reference: Json, folder: Path) -> Path | None:
         A path, which need not be there; None too of bytes, base64, data: and http(s): URLs.
     """
     if isinstance(reference, Mapping):
-        if reference.get("bytes") is not None or reference.get("base64") is not None:
-            return None
-        reference = reference.get("path") or reference.get("url")
+        reference = _inside(reference)
     if not isinstance(reference, str) or not reference:
         return None
-    if reference.startswith(("data:", *REMOTE)) or _is_base64(reference):
+    # Paths are short, and hold a dot near their end.
+    as_text = reference.startswith(BASE64_STARTS) and "." not in reference and len(reference) >= 64
+    if as_text or reference.startswith(("data:", *REMOTE)):
         return None
     if reference.startswith("file://"):
         reference = unquote(urlsplit(reference).path)
@@ -168,7 +168,10 @@ def image_bytes(reference: Json, folder: Path, rules: ImageRules) -> bytes:
         Unusable: it is not there, or not where images may be.
     """
     if isinstance(reference, Mapping):
-        return image_bytes(_inside(reference), folder, rules)
+        told = _inside(reference)
+        if told is None:
+            raise Unusable("has neither path, url, base64 nor bytes")
+        return image_bytes(told, folder, rules)
     if isinstance(reference, bytes | bytearray):
         return bytes(reference)
     if not isinstance(reference, str) or not reference:
@@ -182,20 +185,13 @@ def image_bytes(reference: Json, folder: Path, rules: ImageRules) -> bytes:
 
 
 def _inside(reference: Fields) -> Json:
-    """Return what an object tells of its image; bytes go before what they came from."""
+    """Return what an object tells of its image, or None; bytes go before what they came from."""
     for name in ("bytes", "base64", "path", "url"):
         value = reference.get(name)
-        if value is None:
-            continue
-        if name in ("bytes", "base64") and isinstance(value, str):
-            return _from_base64(value)
-        return value
-    raise Unusable("has neither path, url, base64 nor bytes")
-
-
-def _is_base64(text: str) -> bool:
-    """True if a text is an image and no path: paths are short, and hold a dot near their end."""
-    return text.startswith(BASE64_STARTS) and "." not in text and len(text) >= 64
+        if value is not None:
+            encoded = name in ("bytes", "base64") and isinstance(value, str)
+            return f"data:,{value}" if encoded else value
+    return None
 
 
 def _from_base64(text: str) -> bytes:
@@ -236,7 +232,7 @@ def _fetched(url: str, rules: ImageRules) -> bytes:
         )
     try:
         with build_opener(_SameRoot).open(url, timeout=FETCH_S) as answer:
-            content: bytes = answer.read(MOST_BYTES + 1)
+            content = answer.read(MOST_BYTES + 1)
     except (URLError, OSError, ValueError) as error:
         raise Unusable(f"cannot be fetched: {error}") from None
     if len(content) > MOST_BYTES:

@@ -271,7 +271,7 @@ class ImageStore:
         """
         shown = [[self.features(name) for name in names] for _, names in rows]
         is_image = (inputs.tokens == self.reader.image_id) & inputs.attention_mask
-        found: list[int] = is_image.sum(1).tolist()
+        found = is_image.sum(1).tolist()
         for (uid, _), images, count in zip(rows, shown, found, strict=True):
             needed = sum(image.tokens for image in images)
             if needed != count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from oxrl.errors import DataError
 from oxrl.types import Objects, Values
@@ -30,7 +30,7 @@ def lines_of(rows: object, argument: str) -> str:
         if not isinstance(row, Mapping):
             kind = type(row).__name__
             raise DataError(f"{argument}, row {index}: is {kind}, no mapping; give {EXPECTED}")
-        fields = {str(name): value for name, value in cast(Mapping[object, object], row).items()}
+        fields = {str(name): value for name, value in row.items()}
         try:
             text = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=_plain)
             text.encode()
@@ -46,11 +46,10 @@ def lines_of(rows: object, argument: str) -> str:
 def _each(rows: Any, argument: str) -> Iterable[object]:
     """Return the rows one by one; of a data frame its records, missing values left out."""
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        records = cast(list[Values], rows.to_dict(orient="records"))
-        return [_known(record) for record in records]
+        return [_known(record) for record in rows.to_dict(orient="records")]
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise DataError(f"{argument}: is {type(rows).__name__}; give {EXPECTED}")
-    return cast(Iterable[object], rows)
+    return rows
 
 
 def _known(record: Objects) -> Values:

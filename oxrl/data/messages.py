@@ -172,11 +172,10 @@ def _message(record: Record, item: Fields, name: str, expected: str) -> Message:
     if role is None or text is None:
         kinds = f"role {speaker!r} and content of type {type(content).__name__}"
         record.fail(f"{name} has {kinds}", expected)
-    message: JsonObject = {"role": role, "content": text}
     for key, value in given.items():
         if not isinstance(value, str):
             record.fail(f"{key} of {name} is {type(value).__name__}", expected)
-        message[key] = value
+    message: JsonObject = {"role": role, "content": text, **given}
     if calls is not None:
         if role != "assistant":
             record.fail(f"{name} has tool_calls and role {speaker!r}", "calls by the assistant")

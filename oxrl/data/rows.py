@@ -216,7 +216,7 @@ def field_at(fields: Fields, path: str) -> tuple[bool, Json]:
     """
     if path in fields:
         return True, fields[path]
-    here: Json = fields
+    here = fields
     for part in path.split("."):
         if not isinstance(here, Mapping) or part not in here:
             return False, None
@@ -232,7 +232,7 @@ def _with_instruction(fields: JsonObject) -> JsonObject:
         return fields
     given = fields.get("input")
     text = f"{instruction}\n\n{given}" if isinstance(given, str) and given else instruction
-    prompt: Json = text
+    prompt = text
     if "system" in fields or "history" in fields:
         turns = _turns(fields.get("history") or [])
         prompt = [*_system(fields), *turns, {"role": "user", "content": text}]

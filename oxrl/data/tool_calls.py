@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, cast
 
 from oxrl.types import Named
 
@@ -65,12 +64,11 @@ def read_call(text: str) -> ToolCall | BrokenCall:
         The call; or what is wrong with it, in words for the model.
     """
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         return BrokenCall(f"the call is no JSON: {error}")
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return BrokenCall("the call is no JSON object")
-    fields = cast(dict[str, Any], found)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
         return BrokenCall('the call has no "name"')
@@ -83,4 +81,4 @@ def read_call(text: str) -> ToolCall | BrokenCall:
             return BrokenCall(f"the arguments of {name} are no JSON: {error}")
     if not isinstance(arguments, dict):
         return BrokenCall(f"the arguments of {name} are no JSON object")
-    return ToolCall(name, cast(dict[str, Any], arguments))
+    return ToolCall(name, arguments)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.messages import Message, MessageList, MessageSequence, Tools, message_texts
+from oxrl.data.messages import MessageList, MessageSequence, Tools, message_texts
 from oxrl.types import TokenIds
 
 # Stands for what the assistant wrote while a suffix is rendered: text that no template touches.
@@ -194,7 +194,7 @@ class TurnEncoder:
             suffix = self.suffix(answer)
         except RewrittenHistory:
             return None
-        said: Message = {"role": "assistant", "content": text}
+        said = {"role": "assistant", "content": text}
         shown, _ = encoder.hide(self._with_roles([*before, said, *answer]))
         turn = len(before)
         ours = encoder.render(shown[:turn], generation_prompt=True, tools=tools)
@@ -217,8 +217,8 @@ class TurnEncoder:
             TemplateError: not even without the white space around what the policy wrote.
         """
         encoder = self._encoder
-        opening: MessageList = [{"role": "user", "content": "2+2"}]
-        answers: MessageList = [{"role": role, "content": f"answer {k}"} for k in range(2)]
+        opening = [{"role": "user", "content": "2+2"}]
+        answers = [{"role": role, "content": f"answer {k}"} for k in range(2)]
         conversation: MessageList = [*opening]
         ours = encoder.render(opening, generation_prompt=True)
         for answer in answers:

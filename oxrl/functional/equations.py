@@ -44,6 +44,7 @@ EQUATIONS: Mapping[str, Mapping[str, Function]] = {
     "correction": CORRECTIONS,
     "kl": kl.KLS,
     "weights": weights.WEIGHTS,
+    "preference": {**preference_losses.PAIR_LOSSES, **preference_losses.SINGLE_LOSSES},
 }
 # Of algorithms that are one loss, where it is not that of a preference method.
 LOSSES: Mapping[str, Function] = {
@@ -66,20 +67,3 @@ def told_of(function: Function) -> str:
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     listed = ("Args:", "Returns:", "Raises:")
     return "\n\n".join(text for text in paragraphs if not text.startswith(listed))
-
-
-def preference_loss(name: str) -> Function:
-    """The loss of a preference method.
-
-    Args:
-        name: that the table gives it.
-
-    Returns:
-        A loss of pairs or of single completions.
-
-    Raises:
-        KeyError: there is no such loss.
-    """
-    if name in preference_losses.SINGLE_LOSSES:
-        return preference_losses.SINGLE_LOSSES[name]
-    return preference_losses.PAIR_LOSSES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from oxrl.errors import DataError, did_you_mean
 from oxrl.modelfiles.builtin import BUILTIN_VISION, is_builtin
@@ -197,7 +197,7 @@ def _index_problems(index: Path) -> Iterator[str]:
             yield f"{INDEX}: weight_map names no tensors"
         return
     listed: dict[str, list[str]] = {}
-    for tensor, file in cast("dict[str, object]", files).items():
+    for tensor, file in files.items():
         listed.setdefault(str(file), []).append(tensor)
     for file, tensors in listed.items():
         # An index may name its neighbours only: what lies elsewhere is not part of the model.
@@ -218,7 +218,7 @@ def _tensors(file: Path) -> tuple[Names, list[str]]:
     from safetensors import SafetensorError  # as above
 
     try:
-        found: Names = {name: tensor.get_dtype() for name, tensor in _opened(file)}
+        found = {name: tensor.get_dtype() for name, tensor in _opened(file)}
     except (SafetensorError, OSError, ValueError) as error:
         return {}, [f"{file.name} is damaged or cut off: {error}"]
     whole = [f"{name!r} as {kind}" for name, kind in found.items() if kind not in FLOATS]
@@ -241,7 +241,7 @@ def _read_object(file: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [f"{file.name} is no JSON: {error}"]
     if not isinstance(values, dict):
         return {}, [f"{file.name} is a {type(values).__name__}, not a JSON object"]
-    return cast("dict[str, Any]", values), []
+    return values, []
 
 
 def model_files(folder: Path) -> dict[str, Path]:

@@ -68,7 +68,7 @@ def whole_weight(parameter: Tensor) -> Tensor:
         dequantize_4bit,
     )
 
-    return cast(Tensor, dequantize_4bit(parameter.data, state))
+    return dequantize_4bit(parameter.data, state)
 
 
 def whole_type(parameter: Tensor) -> WeightType:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from PIL.Image import Image
-from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 
 from oxrl.data.image_store import Features
@@ -105,7 +104,7 @@ class ImageReader:
     def _patches(self, image: Image) -> Features:
         """Source: Qwen2VLProcessor of transformers: patches / merge_size ** 2 tokens per image."""
         read = self.processor(images=[image], return_tensors="pt")
-        grid: Tensor = read["image_grid_thw"]
+        grid = read["image_grid_thw"]
         patches = int(grid.prod())
         tokens = patches // self.config.vision_config.spatial_merge_size**2
         tensors = {"pixel_values": read["pixel_values"], "image_grid_thw": grid}
@@ -114,7 +113,7 @@ class ImageReader:
     def _tiles(self, image: Image) -> Features:
         """Source: Idefics3Processor of transformers: row by row of tiles, then the whole image."""
         read = self.processor(images=[[image]], return_row_col_info=True, return_tensors="pt")
-        pixels: Tensor = read["pixel_values"][0]
+        pixels = read["pixel_values"][0]
         side = self.config.vision_config.patch_size
         squares = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
         per_tile = squares // self.config.scale_factor**2
@@ -143,7 +142,7 @@ class ImageReader:
         """Source: Gemma3Processor and LlavaProcessor of transformers."""
         more = {"do_pan_and_scan": False} if self.family.types else {}
         read = self.processor(images=[image], return_tensors="pt", **more)
-        pixels: Tensor = read["pixel_values"]
+        pixels = read["pixel_values"]
         side = self.config.vision_config.patch_size
         patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
         if self.family.types:
@@ -197,7 +196,7 @@ def _token(tokenizer: PreTrainedTokenizerBase, number: int) -> str:
     Raises:
         DataError: the tokenizer has none of that number.
     """
-    text: Any = tokenizer.convert_ids_to_tokens(number)
+    text = tokenizer.convert_ids_to_tokens(number)
     if not isinstance(text, str):
         raise DataError(
             f"config.json names token {number} for images, and the tokenizer has "

@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        gradient: Tensor = grads[0].contiguous()
+        gradient = grads[0].contiguous()
         grad_x = _rows_times(gradient, weight.t()) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_x, None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from huggingface_hub.utils import enable_progress_bars
@@ -80,7 +80,7 @@ def load_tokenizer(
         DataError: nothing loadable under that name, no end token, or no such template file.
     """
     if is_builtin(name):
-        tokenizer: PreTrainedTokenizerBase = _made_up(name).tokenizer()
+        tokenizer = _made_up(name).tokenizer()
     else:
         read: Any = AutoTokenizer.from_pretrained
         if Path(name).is_dir() and not has_tokenizer(Path(name)):
@@ -165,7 +165,7 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
     if base is not None:
         return _merged(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
-        model: PreTrainedModel = _made_up(name).policy(name, seed=options.seed)
+        model = _made_up(name).policy(name, seed=options.seed)
         if options.attention != "auto":
             model.set_attn_implementation(options.attention)
     else:
@@ -228,7 +228,7 @@ def _placed(model: Model, options: LoadOptions) -> Model:
     for parameter in model.parameters():
         if parameter.is_floating_point():  # codes are not
             parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
-    return cast(Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
+    return model.to(device=options.device).eval()
 
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:

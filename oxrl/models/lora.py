@@ -81,8 +81,7 @@ def add_adapter(
         MissingExtraError: peft is not installed.
     """
     head = model.get_output_embeddings()
-    linears = [name for name, _ in language_linears(model)]
-    present = {name.rpartition(".")[2] for name in linears}
+    present = {name.rpartition(".")[2] for name, _ in language_linears(model)}
     wanted = present
     if options.targets != ALL_LINEAR:
         wanted = {name.strip() for name in options.targets.split(",")}
@@ -131,7 +130,7 @@ def _measure_rows(model: PreTrainedModel) -> None:
         parts = [layer.lora_A, layer.lora_B, layer.lora_magnitude_vector]
         for parameter in (part["default"].weight for part in parts):
             parameter.data = at_least_float32(parameter.data)
-        magnitude: Parameter = layer.lora_magnitude_vector["default"].weight
+        magnitude = layer.lora_magnitude_vector["default"].weight
         magnitude.copy_(row_lengths(at_least_float32(weight)))
 
 

@@ -79,10 +79,9 @@ class CausalNetwork:
     @property
     def head(self) -> Head:
         weight = cast(Tensor, self._output.weight)
-        bias = cast("Tensor | None", getattr(self._output, "bias", None))
-        linear = nn.functional.linear
-        if isinstance(self._output, OneDnnLinear):
-            linear = onednn_linear
+        bias = getattr(self._output, "bias", None)
+        fast = isinstance(self._output, OneDnnLinear)
+        linear = onednn_linear if fast else nn.functional.linear
         return Head(weight, bias, self._softcap, self._scale, self._never, linear)
 
     def backbone(self, batch: TokenBatch) -> Tensor:
@@ -96,7 +95,7 @@ class CausalNetwork:
         hidden = self.backbone(unpadded(tokens))[0]
         # Their logits have those of tokens that are never sampled too.
         ours = head_logits(hidden, self.head._replace(never=None))
-        theirs: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
+        theirs = self.model(input_ids=tokens, use_cache=False).logits[0]
         if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise EngineError(
                 f"{type(self.model).__name__} computes its logits in a way oxRL does not know: "

@@ -115,7 +115,7 @@ def attend(
             f"train.share_prefix: the model's attention has {what}; set it to false"
         )
     layout: PrefixLayout = kwargs[LAYOUT]
-    scale: float | None = kwargs.get("scaling")
+    scale = kwargs.get("scaling")
     heads = query.shape[1]
     repeats = heads // key.shape[1]
     # [L, heads, D], so that a token is one piece of memory.
@@ -226,8 +226,8 @@ def groups_of(batch: TokenBatch) -> list[Group]:
     real = batch.attention_mask.sum(1)
     trained = batch.response_mask
     first = torch.where(trained.any(1), trained.int().argmax(1), real)
-    prompts: list[int] = torch.minimum(first, real - 1).clamp(min=0).tolist()
-    lengths: list[int] = real.tolist()
+    prompts = torch.minimum(first, real - 1).clamp(min=0).tolist()
+    lengths = real.tolist()
     found: dict[tuple[int, ...], list[int]] = {}
     tokens = batch.tokens.tolist()
     for row, length in enumerate(prompts):

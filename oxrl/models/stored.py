@@ -1,12 +1,11 @@
 """Tensors in safetensors files, read in parts: whoever holds a piece of a weight reads that alone.
 
-Read with pread, not mapped: what is read is what the process asked for, and lands where it stays.
+Read, not mapped: what is read is what the process asked for, and lands where it stays.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -59,27 +58,17 @@ class StoredTensor(NamedTuple):
         direct = target.device.type == "cpu" and self.dtype == rounded == target.dtype
         most = READ_BYTES // size
         wrong = 0
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
+        with self.path.open("rb") as file:
             for at in range(0, target.numel(), most):
                 part = target[at : at + most]
                 read = part if direct else torch.empty(part.shape, dtype=self.dtype)
-                self._read(descriptor, read, self.begin + (start + at) * size)
+                file.seek(self.begin + (start + at) * size)
+                if file.readinto(read.view(torch.uint8).numpy().data) < read.nbytes:
+                    raise DataError(f"{self.path} is cut off: it ends before byte {file.tell()}")
                 if not direct:
                     part.copy_(read.to(rounded))
                 wrong += non_finite_values(part)
-        finally:
-            os.close(descriptor)
         return wrong
-
-    def _read(self, descriptor: int, target: Tensor, offset: int) -> None:
-        left = memoryview(target.view(torch.uint8).numpy().data)
-        while left.nbytes:
-            count = os.preadv(descriptor, [left], offset)
-            if count == 0:
-                raise DataError(f"{self.path} is cut off: it ends before byte {offset}")
-            left = left[count:]
-            offset += count
 
 
 class GivenTensor(NamedTuple):

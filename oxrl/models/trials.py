@@ -99,8 +99,8 @@ def shrink(config: PreTrainedConfig) -> None:
     are to each other.
     """
     text = config.get_text_config()
-    heads: Any = getattr(text, "num_attention_heads", None)
-    kv_heads: Any = getattr(text, "num_key_value_heads", None)
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None)
     layers = _layers_kept(text)
     for name in PER_LAYER:
         kinds = _own(text, name)
@@ -241,9 +241,7 @@ def _small(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedMo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         build: Any = AutoModelForCausalLM.from_config
-        model: PreTrainedModel = build(
-            small, trust_remote_code=trust_remote_code, dtype=torch.float32
-        )
+        model = build(small, trust_remote_code=trust_remote_code, dtype=torch.float32)
     return model.eval()
 
 
