@@ -4,6 +4,7 @@ that says what its records say.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -20,7 +21,6 @@ from typer.testing import CliRunner
 from oxrl.checkpoint.model_files import save_model
 from oxrl.cli import app
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.plan import preflight_process
 from oxrl_envs.calculator import calculator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,7 +154,8 @@ def test_plan_accepts_the_settings_of_every_family(
     sections["data"] = {**sections["data"], "train": str(file), "eval": str(file)}
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(sections), encoding="utf-8")  # JSON is YAML, too
-    monkeypatch.setattr(preflight_process, "examine_apart", examine_here)
+    command = importlib.import_module("oxrl.cli.plan")
+    monkeypatch.setattr(command, "examine_apart", examine_here)
     shown = CliRunner().invoke(app, ["plan", str(config)])
     assert shown.exit_code == 0, shown.output
 
