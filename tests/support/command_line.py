@@ -21,16 +21,21 @@ from pathlib import Path
 
 PRELOADED = [
     "conformance",  # of the ranks in tests/engines
+    "oxrl.assembly.assemble",
+    "oxrl.assembly.assemble_offline",
+    "oxrl.assembly.assemble_preference",
+    "oxrl.assembly.opening",
     "oxrl.cli",
+    "oxrl.commands.loop",
+    "oxrl.commands.train",
     "oxrl.engines.train.fsdp",
-    "oxrl.recipes.preference",
     "oxrl.plan.preflight",
     "oxrl.recipes.reward_model",
-    "oxrl.recipes.rl",
-    "oxrl.assembly.assemble",
     "oxrl.recipes.supervised",
+    "oxrl.rewards.workers",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
     *(["deepspeed"] if find_spec("deepspeed") else []),
 ]
 # The only fork server of a test process: ranks and runs that are going to be killed use it too.
