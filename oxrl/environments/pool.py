@@ -6,7 +6,6 @@ own, so that a hung or crashed episode costs only itself.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -78,14 +77,15 @@ class EpisodeProcess:
         pool: that started it, and is told of its end.
     """
 
+    # Whether the environment wants to be told of the end.
+    closes = False
+    # Whether another episode may begin where this one was.
+    reusable = False
+
     def __init__(self, pid: int, channel: Channel, worker: Worker, pool: EnvironmentPool) -> None:
         self.pid = pid
         self.channel = channel
         self.worker = worker
-        # Whether the environment wants to be told of the end.
-        self.closes = False
-        # Whether another episode may begin where this one was.
-        self.reusable = False
         self._pool = pool
 
     def reset(self, prompt: Prompt, seed: int, patience: Patience) -> Opening:
@@ -191,8 +191,6 @@ class EpisodeHere(EpisodeProcess):
     """
 
     def __init__(self, pool: EnvironmentPool, episode: Episode) -> None:
-        self.closes = False
-        self.reusable = False
         self._pool = pool
         self._episode = episode
 
@@ -285,16 +283,18 @@ class EnvironmentPool:
             what = f"a process for an episode of {self.name}"
             message = {"memory_mb": self._memory_mb}
             try:
-                with theirs, contextlib.ExitStack() as unless_done:
-                    unless_done.callback(ours.close)  # also by a signal to stop
+                with theirs:
                     reply = worker.channel.ask(
                         message, FORK_TIMEOUT_S, patience, what, hand_over=theirs
                     )
-                    unless_done.pop_all()
             except (LateReply, LostWorker, SuspectWorker) as error:
+                ours.close()
                 how = self._drop(worker)
                 reason = f"no process for an episode could be started ({how})"
                 raise LostEpisode("environment_error", reason) from error
+            except BaseException:  # a signal to stop
+                ours.close()
+                raise
             process = EpisodeProcess(int(reply["pid"]), Channel(ours), worker, self)
             self._alive.add(process)
             process.channel.read_too(worker.output, worker.read_output)

@@ -49,7 +49,7 @@ class ToolEnvironment(Environment):
         for name, method in inspect.getmembers(self, callable):
             if not name.startswith("__") and is_tool(method):
                 functions.append(method)
-        made_tools = [*made_tools, *(as_tool(function) for function in functions)]
+        made_tools = [*made_tools, *map(as_tool, functions)]
         self._tools = {made.name: made for made in made_tools}
         if not self._tools:
             raise ValueError(

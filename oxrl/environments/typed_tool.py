@@ -18,7 +18,7 @@ from oxrl.usercode.user_code import MOST_REASON, awaited, capped
 # Longest result of a tool that the policy reads, in characters.
 MOST_RESULT = 4000
 # Where a docstring begins to describe arguments, and a line of that: `name: text`.
-_ARGUMENTS = re.compile(r"^\s*(Args|Arguments|Parameters):\s*$")
+_ARGUMENTS = re.compile(r"^\s*(Args|Arguments|Parameters):\s*$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^(\s+)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
@@ -118,14 +118,13 @@ def argument_texts(docstring: str) -> Texts:
     Returns:
         Name -> description, on one line.
     """
-    lines = docstring.splitlines()
-    begins = [number for number, line in enumerate(lines) if _ARGUMENTS.match(line)]
     found: Texts = {}
-    if not begins:
+    begins = _ARGUMENTS.search(docstring)
+    if begins is None:
         return found
     depth = ""
     name = ""
-    for line in lines[begins[0] + 1 :]:
+    for line in docstring[begins.end() :].splitlines():
         if not line.strip():
             continue
         if not line[0].isspace():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from oxrl.errors import OxrlError, RewardDefinitionError
 from oxrl.rewards.failures import failed_group, named_failures
@@ -18,10 +17,22 @@ from oxrl.usercode.user_code import text_of
 BuildModel = Callable[[], RewardModel]
 
 
-class RewardModelPool(SinglePool, Protocol):
-    """A pool that scores by one reward model, in this process or in processes of its own."""
+class RewardModelPool(SinglePool):
+    """A pool that scores by one reward model, in this process or in processes of its own.
 
-    _timeout_s: float
+    Args:
+        name: folder of the reward model; every node sees that of actors.
+        build: loads it; picklable where it is loaded in an actor.
+        timeout_s: seconds for each sample; a group has that times its size.
+        field: of the config, where the reward stands, for messages.
+    """
+
+    def __init__(self, name: str, build: BuildModel, *, timeout_s: float, field: str) -> None:
+        self.name = name
+        self.field = field
+        self._build = build
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Score a made-up answer to each prompt.
@@ -51,25 +62,11 @@ class RewardModelPool(SinglePool, Protocol):
 
 
 class ModelPool(RewardModelPool):
-    """Scores groups of completions by a reward model. Used as `RewardPool` is.
-
-    Args:
-        name: folder of the reward model.
-        build: loads it.
-        timeout_s: seconds for each sample; a group has that times its size.
-        field: of the config, where the reward stands, for messages.
-    """
+    """Scores groups of completions by a reward model here. Used as `RewardPool` is."""
 
     # It computes where the sampler does: at the same time both would only be slower.
     inline = True
-
-    def __init__(self, name: str, build: BuildModel, *, timeout_s: float, field: str) -> None:
-        self.name = name
-        self.field = field
-        self._build = build
-        self._timeout_s = timeout_s
-        self._model: RewardModel | None = None
-        self._lock = threading.Lock()
+    _model: RewardModel | None = None
 
     def start(self, patience: Patience | None = None) -> None:
         """Load the model.

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -74,14 +73,10 @@ class ModelActorPool(RewardModelPool):
         timeout_s: float,
         field: str,
     ) -> None:
-        self.name = name
-        self.field = field
-        self._build = build
+        super().__init__(name, build, timeout_s=timeout_s, field=field)
         self._open = cluster
         self._size = actors
         self._gpus = gpus
-        self._timeout_s = timeout_s
-        self._lock = Lock()
         self._cluster: Cluster | None = None
         self._places: list[Place] = []
         # By the number of their place.

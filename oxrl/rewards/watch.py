@@ -114,9 +114,10 @@ class Watch:
             for name, value in before.items():
                 if held.get(name) is not value:
                     return f"{owner}.{name}"
-        now = self._settings_now()
-        different = [name for name, value in now.items() if value != self._settings[name]]
-        return different[0] if different else ""
+        for name, value in self._settings_now().items():
+            if value != self._settings[name]:
+                return name
+        return ""
 
     def _settings_now(self) -> Values:
         context = decimal.getcontext()

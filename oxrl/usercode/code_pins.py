@@ -65,11 +65,10 @@ def _texts_in(options: Json) -> Iterator[str]:
 
 def _files_named(text: str) -> dict[str, Path]:
     """The files that an option means, as a path or as "path.py:name"; none where it is no place."""
-    code, separator, _ = text.rpartition(":")
+    code = text.rpartition(":")[0]
     try:
-        if separator and code.endswith(".py") and Path(code).is_file():
-            file = Path(code).resolve()
-            return {str(file.parent / name): path for name, path in python_sources(file).items()}
+        if code.endswith(".py") and Path(code).is_file():
+            return {str(path): path for path in python_sources(Path(code).resolve()).values()}
         return {text: Path(text).resolve()} if Path(text).is_file() else {}
     except (OSError, ValueError):  # too long for a path, or none at all
         return {}

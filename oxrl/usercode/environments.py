@@ -144,10 +144,11 @@ def tool_names(made: type) -> list[str]:
     Returns:
         Names in alphabetical order; static methods are none.
     """
-    names = [name for name, _ in inspect.getmembers(made, inspect.isroutine)]
-    public = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
-    # What is called without the object is a helper rather than a tool.
-    static = [
-        name for name in public if isinstance(inspect.getattr_static(made, name), staticmethod)
-    ]
-    return [name for name in public if name not in static]
+    found: list[str] = []
+    for name, _ in inspect.getmembers(made, inspect.isroutine):
+        if name.startswith("_") or name in NO_TOOLS:
+            continue
+        # What is called without the object is a helper rather than a tool.
+        if not isinstance(inspect.getattr_static(made, name), staticmethod):
+            found.append(name)
+    return found

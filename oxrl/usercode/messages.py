@@ -12,11 +12,16 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.types import Completion, Prompt, Segment, Turn
+from oxrl.types import Completion, Names, Prompt, Segment, Turn
 
 Json = dict[str, Any]
 # Above what user code opens, and what it closes by guessing: few programs hold a hundred files.
 LOWEST_FD = 100
+# Fields that are tuples, and lists in JSON.
+PROMPT = ("messages", "token_ids", "images")
+SEGMENT = ("token_ids", "logprobs", "versions", "images", "context")
+TURN = ("messages",)
+COMPLETION = ("segments", "turns", "opening")
 write = os.write
 
 
@@ -41,27 +46,23 @@ def decode(line: bytes) -> Any:
 
 def prompt_of(fields: Json) -> Prompt:
     """A prompt, from its fields as JSON has them."""
-    for name in ("messages", "token_ids", "images"):  # `answer` may be a list and stay one
-        fields[name] = tuple(fields[name])
-    return Prompt(**fields)
+    return Prompt(**_with_tuples(fields, PROMPT))  # `answer` may be a list and stay one
 
 
 def completion_of(fields: Json) -> Completion:
     """A completion, from its fields as JSON has them."""
-    segments: list[Segment] = []
-    for segment in fields["segments"]:
-        for name in ("token_ids", "logprobs", "versions", "images"):
-            segment[name] = tuple(segment[name])
-        context = segment.get("context")
-        segment["context"] = None if context is None else tuple(context)
-        segments.append(Segment(**segment))
-    turns: list[Turn] = []
-    for turn in fields.get("turns", ()):
-        turns.append(Turn(**{**turn, "messages": tuple(turn["messages"])}))
-    fields["segments"] = tuple(segments)
-    fields["turns"] = tuple(turns)
-    fields["opening"] = tuple(fields.get("opening", ()))
-    return Completion(**fields)
+    fields["segments"] = [Segment(**_with_tuples(one, SEGMENT)) for one in fields["segments"]]
+    fields["turns"] = [Turn(**_with_tuples(one, TURN)) for one in fields.get("turns", ())]
+    return Completion(**_with_tuples(fields, COMPLETION))
+
+
+def _with_tuples(fields: Json, names: Names) -> Json:
+    """The same fields, those of some names tuples where there is something."""
+    found = dict(fields)
+    for name in names:
+        if found.get(name) is not None:
+            found[name] = tuple(found[name])
+    return found
 
 
 class Replies:

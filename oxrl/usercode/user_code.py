@@ -25,9 +25,9 @@ def place_in_file(name: str) -> tuple[Path, str] | None:
     Raises:
         ValueError: the file is not there or no Python, or surely does not define the name.
     """
-    file, separator, found = name.rpartition(":")
+    file, _, found = name.rpartition(":")
     path = Path(file)
-    if not separator or path.suffix != ".py" or not found.isidentifier():
+    if path.suffix != ".py" or not found.isidentifier():
         return None
     problem = why_not_defined(path, found) if path.is_file() else f"{file}: {why_no_file(path)}"
     if problem:

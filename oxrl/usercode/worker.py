@@ -224,8 +224,7 @@ class Worker:
     """
 
     def __init__(self, module: str, printed: Printed, *, threads: int = 1) -> None:
-        paths = [*sys.path, os.environ.get("PYTHONPATH")]
-        search_path = os.pathsep.join(path for path in paths if path)
+        search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
         ours, theirs = socket.socketpair()
         self.output, their_output = os.pipe()
         with theirs:
