@@ -47,7 +47,7 @@ def dry_call(reward: LoadedReward) -> None:
     try:
         value = reward.call(prompt, given)
     except Exception as error:  # any: it is the user's code
-        if not is_sure(error, reward, given):
+        if not is_sure(error, given):
             return
         raised = raised_as(error, reward.path)
         raise RewardDefinitionError(f"{called} raised {raised}") from error
@@ -94,12 +94,11 @@ def not_finite(value: Any, reward: LoadedReward) -> str:
     return ""
 
 
-def is_sure(error: Exception, reward: LoadedReward, given: object) -> bool:
+def is_sure(error: Exception, given: object) -> bool:
     """True if a function that raised `error` in the dry call would raise it on every sample.
 
     Args:
         error: what it raised.
-        reward: of the function.
         given: what it was called with, beside the prompt.
 
     Returns:

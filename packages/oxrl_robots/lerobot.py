@@ -31,7 +31,7 @@ READ = ("v2.0", "v2.1", "v3.0")
 IMAGES = "observation.images."
 OF_ALL = "observation.image"
 CHUNK = 1000  # episodes in a folder
-FPS = 10
+FPS = 10  # frames per second that are written
 PLACE = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 # What every frame is numbered by, and what came of it.
 KINDS = {
@@ -77,16 +77,13 @@ class RobotEpisode:
     seed: int | None = None
 
 
-def write_episodes(
-    directory: Path, episodes: Sequence[RobotEpisode], *, robot: str, fps: int = FPS
-) -> None:
+def write_episodes(directory: Path, episodes: Sequence[RobotEpisode], *, robot: str) -> None:
     """Write episodes as a dataset of version 2.1.
 
     Args:
         directory: of the dataset, new or empty.
         episodes: with the same cameras and sizes in all frames.
         robot: its type, in words.
-        fps: frames per second.
 
     Raises:
         DataError: there are none, or something is there already.
@@ -100,7 +97,7 @@ def write_episodes(
     told: JsonArray = []
     first = 0
     for number, episode in enumerate(episodes):
-        _write_episode(directory, number, first, episode, tasks.index(episode.task), fps)
+        _write_episode(directory, number, first, episode, tasks.index(episode.task))
         begun = {} if episode.seed is None else {"seed": episode.seed}
         length = len(episode.frames)
         told.append({"episode_index": number, "tasks": [episode.task], "length": length, **begun})
@@ -119,7 +116,7 @@ def write_episodes(
         "total_videos": 0,
         "total_chunks": (len(episodes) - 1) // CHUNK + 1,
         "chunks_size": CHUNK,
-        "fps": fps,
+        "fps": FPS,
         "splits": {"train": f"0:{len(episodes)}"},
         "data_path": PLACE,
         "video_path": None,
@@ -193,7 +190,7 @@ def statistics(rows: Sequence[Sequence[float]]) -> JsonObject:
 
 
 def _write_episode(
-    directory: Path, number: int, first: int, episode: RobotEpisode, task: int, fps: int
+    directory: Path, number: int, first: int, episode: RobotEpisode, task: int
 ) -> None:
     # Who reads text does without it.
     import pyarrow as pa
@@ -216,7 +213,7 @@ def _write_episode(
         columns[IMAGES + camera] = pa.array(shown, picture)
     before = [False] * (count - 1)
     told: JsonObject = {
-        "timestamp": [at / fps for at in range(count)],
+        "timestamp": [at / FPS for at in range(count)],
         "frame_index": range(count),
         "episode_index": [number] * count,
         "index": range(first, first + count),

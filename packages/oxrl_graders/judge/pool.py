@@ -128,7 +128,7 @@ class JudgePool(Judge):
             verdicts: list[list[_Verdict]] = [[] for _ in members]
             for one in questions:
                 outcome = None if one.messages is None else next(outcomes)
-                self._enter(verdicts, one, outcome, prompt)
+                self._enter(verdicts, one, outcome)
             scores = [_score(said, prompt, place) for place, said in enumerate(verdicts)]
             found.append(scores)
         return found
@@ -160,9 +160,7 @@ class JudgePool(Judge):
             asked = None if one == other else question(self.options, prompt, one, other)
             yield _Asked(first, second, bool(swapped), asked)
 
-    def _enter(
-        self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None, prompt: Prompt
-    ) -> None:
+    def _enter(self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None) -> None:
         """Add what one question said to the responses it was about."""
         verdict = _Verdict(0.5, 0.5, "the same text")
         if outcome is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from oxrl.usercode import descendants
 from oxrl_sandbox.inside import confine, kernel
@@ -76,9 +77,9 @@ def _map_users() -> bool:
         return True
     if user != 0:
         kernel.unshare(ROOM)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{confine.NOBODY} {user} 1")
-    _write("/proc/self/gid_map", f"{confine.NOBODY} {group} 1")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{confine.NOBODY} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{confine.NOBODY} {group} 1")
     return False
 
 
@@ -93,7 +94,7 @@ def _helped() -> bool:
         try:
             for kind in ("uid", "gid"):
                 lines = f"{ROOT} 0 1\n{confine.NOBODY} {confine.NOBODY} 1\n"
-                _write(f"/proc/{pid}/{kind}_map", lines)
+                Path(f"/proc/{pid}/{kind}_map").write_text(lines)
         except OSError:
             os._exit(1)
         os._exit(0)
@@ -103,11 +104,6 @@ def _helped() -> bool:
     os.close(go)
     _, status = os.waitpid(helper, 0)
     return status == 0
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
 
 
 def _furnish(mount_point: str, disk_mb: int) -> None:
