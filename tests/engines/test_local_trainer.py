@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.engines.train import forward as offload
-from oxrl.engines.train.forward import FEWEST_BYTES, offloaded
+from oxrl.engines.train.forward import FEWEST_BYTES, Kept
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.optimizers import undecayed
 from oxrl.engines.train.options import TrainerOptions
@@ -517,7 +516,13 @@ def test_offloaded_activations_are_the_inputs_of_layers_and_change_no_gradient(
     batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    monkeypatch.setattr(offload, "offloaded", partial(offloaded, copied.append))
+
+    def kept(tensor: torch.Tensor, came_from: torch.device | None) -> Kept:
+        if came_from is not None:
+            copied.append(tensor.nbytes)
+        return Kept(tensor, came_from)
+
+    monkeypatch.setattr(offload, "Kept", kept)
     sizes = BUILTIN_DIMS["builtin:tiny"]
     layers = sizes["num_hidden_layers"]
     hidden = sizes["hidden_size"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ def checkpoint_activations(model: Module) -> None:
             f"{type(model).__name__} does not support gradient checkpointing; set it to false"
         )
     given = {"use_reentrant": False, "context_fn": partial(_attention_kept, host.config)}
-    cast(Callable[..., Any], enable)(gradient_checkpointing_kwargs=given)
+    enable(gradient_checkpointing_kwargs=given)
     # Checkpointed layers recompute only in train mode, which must not switch dropout on, whatever a
     # model calls it.
     for module in model.modules():
@@ -102,7 +102,6 @@ def _attention_kept(
 
 # Smaller ones are not worth a copy.
 FEWEST_BYTES = 1 << 16
-Count = Callable[[int], None]
 
 
 class Kept(NamedTuple):
@@ -112,14 +111,11 @@ class Kept(NamedTuple):
     came_from: torch.device | None
 
 
-def offloaded(count: Count | None = None) -> saved_tensors_hooks:
+def offloaded() -> saved_tensors_hooks:
     """Make a context: activations that autograd saves inside go to the CPU, and back when read.
 
     Beside gradient checkpointing these are the inputs of the layers; what a layer computes again
     stays where it is. Weights stay too: they are on the device anyway.
-
-    Args:
-        count: told the bytes of every copy.
     """
 
     def pack(tensor: Tensor) -> Kept:
@@ -128,8 +124,6 @@ def offloaded(count: Count | None = None) -> saved_tensors_hooks:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         # Waited for: memory of the device that is still being read must not be given away.
         copy.copy_(tensor)
-        if count is not None:
-            count(copy.nbytes)
         return Kept(copy, tensor.device)
 
     def unpack(kept: Kept) -> Tensor:

@@ -131,9 +131,7 @@ class FsdpTrainer(LocalTrainer):
         here = cast(DTensor, tensor.to(self.device))
         return here.full_tensor()
 
-    def weights_in_turn(
-        self, part: Part = "all", dtype: torch.dtype | None = None
-    ) -> Iterator[OneRanksBucket]:
+    def weights_in_turn(self, part: Part, dtype: torch.dtype | None) -> Iterator[OneRanksBucket]:
         """See Trainer. On a CPU no other rank gathers a bucket either."""
         if part == "merged" or self.device.type != "cpu":
             yield from super().weights_in_turn(part, dtype)

@@ -155,7 +155,7 @@ class LocalTrainer(Trainer):
         for name, p in self._of(part):
             yield name, self._whole(whole_weight(p)).to(self._stored[name].dtype)
 
-    def masters(self, part: Part = "all") -> NamedTensors:
+    def masters(self, part: Part) -> NamedTensors:
         """See Trainer."""
         for name, parameter in self._of(part):
             yield name, self._whole(whole_weight(self._masters.get(name, parameter)))
@@ -205,7 +205,7 @@ class LocalTrainer(Trainer):
     def _place_kept(self, name: str, kind: str, held: Tensor) -> PieceOfWeight:
         """Return this rank's piece of a tensor that the optimizer keeps of a weight."""
         kept = KINDS[kind]
-        if kept.like_weight:
+        if kept.dtype is None:  # ranks hold pieces of it as they do of the weight
             return self._place(name, held)
         start = self._place(name, self._masters[name]).start
         return PieceOfWeight(name, start // kept.per, held)

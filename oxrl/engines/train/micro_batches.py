@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,22 +63,30 @@ def micro_batches(
     unit_lengths = row_lengths.view(units, rows_per_unit).amax(1).clamp(min=1)
     lengths, order = unit_lengths.cpu().sort(descending=True, stable=True)
     budget_per_row = budget // rows_per_unit
-    patches = batch.inputs.extras.get(PATCHES)
+    patches = torch.zeros_like(order)
+    if PATCHES in batch.inputs.extras:
+        per_unit = patch_counts(batch.inputs).view(units, rows_per_unit).sum(1)
+        patches = -(-per_unit // rows_per_unit)
+        price = None
     cuts: list[MicroBatches] = []
     for rank in range(ranks):
         own = order[rank::ranks]
         tokens = lengths[rank::ranks].tolist()
-        if patches is not None:
-            from oxrl.engines.train.image_rows import cut_by_patches  # rows of text do without
-
-            counts = cut_by_patches(own, tokens, patches, units, budget_per_row)
-        elif ranks == 1 and price is not None:
+        if ranks == 1 and price is not None:
             each = max(1, price // rows_per_unit)
             counts = cheapest_cut(tokens, most=budget_per_row, price=each)
         else:
-            counts = _counts(tokens, budget_per_row)
+            counts = _counts(tokens, patches[own].tolist(), budget_per_row)
         cuts.append(_pieces(own, tokens, counts))
     return cuts
+
+
+def patch_counts(inputs: TokenBatch) -> Tensor:
+    """Count the patches of the images of each row, [B] int64."""
+    patches = inputs.extras[PATCHES]
+    totals = patches.values.new_zeros(len(patches.values) + 1)
+    totals[1:] = patches.values.cumsum(0)
+    return totals[patches.row_offsets].diff().cpu()
 
 
 def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
@@ -90,14 +98,26 @@ def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
     return cut
 
 
-def _counts(lengths: Integers, budget: int) -> Integers:
-    """Fill each micro-batch; return how many units it has, of the last one at most."""
+def _counts(lengths: Integers, patches: Integers, budget: int) -> Integers:
+    """Fill each micro-batch; return how many units it has: a vision tower reads patches, too.
+
+    Args:
+        lengths: of the units' longest rows, in tokens, longest first.
+        patches: of each unit, per row of it.
+        budget: tokens and patches of a micro-batch, per row of a unit.
+    """
     counts: Integers = []
     start = 0
-    while start < len(lengths):
-        count = max(1, budget // lengths[start])
-        counts.append(count)
-        start += count
+    seen = 0
+    for at, count in enumerate(patches):
+        seen += count
+        padded = lengths[start] * (at + 1 - start)
+        if at > start and padded + seen > budget:
+            counts.append(at - start)
+            start = at
+            seen = count
+    if lengths:
+        counts.append(len(lengths) - start)
     return counts
 
 
@@ -122,7 +142,11 @@ def group_micro_batches(
     else:
         pieces = [piece for group in groups for piece in _fitting(group, lengths, budget)]
     pieces.sort(key=lambda piece: piece.tokens, reverse=True)
-    return [_filled(pieces[rank::ranks], lengths, budget) for rank in range(ranks)]
+    cuts: list[MicroBatches] = []
+    for rank in range(ranks):
+        filled = _filled(pieces[rank::ranks], budget)
+        cuts.append([_micro_batch(piece.rows, lengths) for piece in filled])
+    return cuts
 
 
 def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
@@ -147,36 +171,23 @@ def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
 
 def _fitting(group: Group, lengths: Integers, budget: int) -> Groups:
     """Cut a group into pieces of at most `budget` tokens, each with the prompt; longest first."""
-    pieces: Groups = []
-    rows: Integers = []
-    tokens = group.prompt
-    for row in sorted(group.rows, key=lambda row: -lengths[row]):
-        response = lengths[row] - group.prompt
-        if rows and tokens + response > budget:
-            pieces.append(Group(rows, group.prompt, tokens))
-            rows = []
-            tokens = group.prompt
-        rows.append(row)
-        tokens += response
-    pieces.append(Group(rows, group.prompt, tokens))
-    return pieces
+    prompt = group.prompt
+    rows = sorted(group.rows, key=lambda row: -lengths[row])
+    single = [Group([row], prompt, lengths[row] - prompt) for row in rows]
+    filled = _filled(single, budget - prompt)
+    return [Group(piece.rows, prompt, prompt + piece.tokens) for piece in filled]
 
 
-def _filled(pieces: Groups, lengths: Integers, budget: int) -> MicroBatches:
-    """Fill micro-batches with pieces, one after the other."""
-    cut: MicroBatches = []
-    rows: Integers = []
-    used = 0
+def _filled(pieces: Groups, budget: int) -> Groups:
+    """Join pieces, one after the other, as long as they have at most `budget` tokens together."""
+    joined: Groups = []
     for piece in pieces:
-        if rows and used + piece.tokens > budget:
-            cut.append(_micro_batch(rows, lengths))
-            rows = []
-            used = 0
-        rows += piece.rows
-        used += piece.tokens
-    if rows:
-        cut.append(_micro_batch(rows, lengths))
-    return cut
+        if joined and joined[-1].tokens + piece.tokens <= budget:
+            rows, prompt, tokens = joined[-1]
+            joined[-1] = Group(rows + piece.rows, prompt, tokens + piece.tokens)
+        else:
+            joined.append(piece)
+    return joined
 
 
 def _micro_batch(rows: Integers, lengths: Integers) -> MicroBatch:
@@ -196,22 +207,8 @@ class Share(NamedTuple):
     read: TokenBatch
 
 
-class Cut(Protocol):
-    """A function that cuts a batch: `micro_batches`, or one like it."""
-
-    def __call__(
-        self, batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
-    ) -> list[MicroBatches]: ...
-
-
 def own_share(
-    batch: TrainBatch,
-    *,
-    budget: int,
-    ranks: Ranks,
-    device: torch.device,
-    price: int | None = None,
-    cut: Cut = micro_batches,
+    batch: TrainBatch, shares: list[MicroBatches], *, ranks: Ranks, device: torch.device
 ) -> Iterator[Share]:
     """Yield the parts of the batch that this rank reads.
 
@@ -224,33 +221,33 @@ def own_share(
 
     Args:
         batch: the whole batch, the same on every rank.
-        budget: tokens of a micro-batch, padding included.
+        shares: the micro-batches of each rank.
         ranks: this process's place.
         device: where the parts go.
-        price: see `micro_batches`.
-        cut: what cuts the batch.
     """
-    shares = cut(batch, budget=budget, ranks=ranks.world, price=price)
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
     dummies = None
-    if ranks.world > 1:
-        from oxrl.engines.train.image_rows import DummyRows  # of several ranks
+    if ranks.world > 1 and len(batch) and PATCHES in batch.inputs.extras:
+        from oxrl.engines.train.image_rows import DummyRows  # rows of text do without
 
-        dummies = DummyRows(batch, [[units for units, _ in share] for share in shares])
-    for turn, (units, length) in enumerate(mine):
-        rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
-        part = batch.select(units, length).to(device)
-        read = part.inputs
-        if dummies is not None:
-            read = dummies.beside(turn, read)
-        yield Share(rows.flatten(), part, read)
-    most = max(1, *(len(share) for share in shares))
+        counts = patch_counts(batch.inputs).view(len(batch), rows_per_unit)
+        units_read = [[units for units, _ in share] for share in shares]
+        dummies = DummyRows(batch.inputs, counts, units_read)
     nothing = torch.zeros(1, 2, dtype=torch.int64)
     idle = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
-    for turn in range(len(mine), most):
-        padding = idle if dummies is None else dummies.alone(turn, idle)
-        yield Share(torch.zeros(0, dtype=torch.int64), idle, padding.to(device))
+    idle = idle.to(device)
+    for turn in range(max(1, *(len(share) for share in shares))):
+        rows = torch.zeros(0, dtype=torch.int64)
+        part: TrainBatch = idle
+        if turn < len(mine):
+            units, length = mine[turn]
+            rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
+            part = batch.select(units, length).to(device)
+        read = part.inputs
+        if dummies is not None:
+            read = dummies.beside(turn, read, alone=not len(rows))
+        yield Share(rows.flatten(), part, read)
 
 
 def without_company(output: Output, inputs: TokenBatch) -> Output:

@@ -34,11 +34,6 @@ class Kept(NamedTuple):
     dtype: torch.dtype | None = None
     per: int = 1
 
-    @property
-    def like_weight(self) -> bool:
-        """True if ranks hold pieces of it as they do of the weight."""
-        return self.dtype is None
-
     def zeros(self, weight: Tensor, own: int) -> Tensor:
         """Make one of a weight that was never stepped.
 

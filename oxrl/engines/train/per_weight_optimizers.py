@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from oxrl.checkpoint.shares import PieceOfWeight
-from oxrl.engines.train.optimizers import BLOCK, KEPT, LOW_PRECISION
+from oxrl.engines.train.optimizers import BLOCK, KEPT, LOW_PRECISION, MOMENTS
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.rounding import NOISE, round_stochastically
@@ -59,18 +59,18 @@ class OneByOne(torch.optim.Optimizer):
         place: Place,
         whole: Callable[[Tensor], Tensor],
     ) -> None:
-        groups: dict[tuple[Optimizer, float, float], list[Parameter]] = {}
-        for name, weight in named.items():
-            key = (rules[name], decays[name], options.rates.get(name, 1.0))
-            groups.setdefault(key, []).append(weight)
-        members = [
-            {"params": weights, "rule": rule, "weight_decay": decay, "rate": rate}
-            for (rule, decay, rate), weights in groups.items()
+        groups = [
+            {
+                "params": [weight],
+                "name": name,
+                "rule": rules[name],
+                "weight_decay": decays[name],
+                "rate": options.rates.get(name, 1.0),
+            }
+            for name, weight in named.items()
         ]
-        super().__init__(members, {"lr": options.lr, "index": 0})
+        super().__init__(groups, {"lr": options.lr, "index": 0})
         self.changes: dict[Parameter, Tensor] = {}
-        self._rules = rules
-        self._names = {weight: name for name, weight in named.items()}
         self._options = options
         self._place = place
         self._whole = whole
@@ -80,25 +80,23 @@ class OneByOne(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Step every weight that has a gradient; a group's "index" is that of the step."""
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    state = self.state[weight]
-                    if not state:
-                        state.update(self.fresh_state(weight))
-                    self._take(weight, group, state)
+            [weight] = group["params"]
+            if weight.grad is not None:
+                state = self.state[weight]
+                if not state:
+                    self._begin(weight, group, state)
+                self._take(weight, group, state)
 
-    def fresh_state(self, weight: Parameter) -> State:
+    def _begin(self, weight: Parameter, group: Group, state: State) -> None:
         """Make the optimizer state of a weight that was never stepped."""
-        name = self._names[weight]
-        own = self._place(name, weight).values
-        state: State = {"step": torch.zeros((), device=own.device)}
-        for kept in KEPT[self._rules[name]]:
+        own = self._place(group["name"], weight).values
+        state["step"] = torch.zeros((), device=own.device)
+        for kept in KEPT[group["rule"]]:
             state[kept.kind] = kept.zeros(weight, own.numel())
-        return state
 
     def _take(self, weight: Parameter, group: Group, state: State) -> None:
         """Step one weight, and note how far it went."""
-        name = self._names[weight]
+        name = group["name"]
         own = self._place(name, weight)
         gradient: Any = weight.grad
         if group["rule"] == "muon":
@@ -109,7 +107,7 @@ class OneByOne(torch.optim.Optimizer):
             stepped = self._raised(own.values)
             flat = self._place(name, gradient).values
             if group["rule"] == "adamw":
-                held = {kind: self._place(name, state[kind]).values for kind in _moments(state)}
+                held = {kind: self._place(name, state[kind]).values for kind in MOMENTS}
                 adamw_step(stepped, flat, held, group, self._options, state["step"])
             elif self._eight_bit is not None and stepped.numel():
                 self._eight_bit.step(stepped, flat, state, group)
@@ -127,8 +125,7 @@ class OneByOne(torch.optim.Optimizer):
         stepped = self._raised(self._whole(weight.detach()))
         momentum = self._whole(state["momentum_buffer"])
         muon_step(stepped, self._whole(gradient), momentum, group)
-        name = self._names[weight]
-        own = self._place(name, state["momentum_buffer"])
+        own = self._place(group["name"], state["momentum_buffer"])
         own.values.copy_(momentum.view(-1)[own.start : own.start + own.values.numel()])
         return stepped
 
@@ -158,10 +155,6 @@ class OneByOne(torch.optim.Optimizer):
             drawn = noise[first - begin : last - begin]
             rounded[here] = round_stochastically(stepped[here], drawn)
         return rounded
-
-
-def _moments(state: State) -> list[str]:
-    return [kind for kind in state if kind != "step"]
 
 
 def adamw_step(
@@ -201,20 +194,22 @@ def muon_step(weight: Tensor, gradient: Tensor, momentum: Tensor, group: Group) 
     Args:
         weight, gradient, momentum: [out, in], or [experts, out, in].
     """
-    matrices = [weight] if weight.ndim == 2 else list(weight.unbind())
-    gradients = [gradient] if weight.ndim == 2 else list(gradient.unbind())
-    momenta = [momentum] if weight.ndim == 2 else list(momentum.unbind())
-    parameters = [Parameter(matrix) for matrix in matrices]
+    parameters = [Parameter(matrix) for matrix in _matrices(weight)]
     optimizer = torch.optim.Muon(
         parameters,
         lr=group["lr"],
         weight_decay=group["weight_decay"],
         adjust_lr_fn="match_rms_adamw",
     )
-    for parameter, own, kept in zip(parameters, gradients, momenta, strict=True):
+    kept_by = zip(parameters, _matrices(gradient), _matrices(momentum), strict=True)
+    for parameter, own, kept in kept_by:
         parameter.grad = own
         optimizer.state[parameter] = {"momentum_buffer": kept}
     optimizer.step()
+
+
+def _matrices(tensor: Tensor) -> Sequence[Tensor]:
+    return [tensor] if tensor.ndim == 2 else tensor.unbind()
 
 
 class EightBit:

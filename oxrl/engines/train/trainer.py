@@ -39,7 +39,6 @@ from oxrl.checkpoint.model_files import (
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, copies
 from oxrl.engines.train import BucketStream, OneRanksBucket, Part
 from oxrl.engines.train.micro_batches import (
-    Cut,
     Share,
     group_micro_batches,
     micro_batches,
@@ -97,7 +96,6 @@ class Trainer(ABC):
         self.options = options
         self.model = model.eval()
         self.network: TokenModel
-        self._cut: Cut
         if options.share_prefix and isinstance(model, PreTrainedModel):
             self.network = SharedPrefixNetwork(model)
             self._cut = group_micro_batches
@@ -158,7 +156,7 @@ class Trainer(ABC):
         """Yield (name, whole weight as the model computes with it) on every rank; collective."""
 
     @abstractmethod
-    def masters(self, part: Part = "all") -> NamedTensors:
+    def masters(self, part: Part) -> NamedTensors:
         """Yield (name, whole weight as the optimizer holds it) on every rank; collective.
 
         Not what `weights` reads, wherever there are two copies.
@@ -317,14 +315,13 @@ class Trainer(ABC):
 
     def _share(self, batch: TrainBatch) -> Iterator[Share]:
         check_tokens(batch.inputs.tokens, self._vocabulary)
-        return own_share(
+        shares = self._cut(
             batch,
             budget=self.micro_batch_tokens,
-            ranks=self.ranks,
-            device=self.device,
+            ranks=self.ranks.world,
             price=self.options.price,
-            cut=self._cut,
         )
+        return own_share(batch, shares, ranks=self.ranks, device=self.device)
 
     def optim_step(self) -> Metrics:
         """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
@@ -498,9 +495,7 @@ class Trainer(ABC):
         whole = self._merged(self._own_weights) if part == "merged" else self._own_weights(part)
         return buckets(whole, limit=sent_bytes(self.device))
 
-    def weights_in_turn(
-        self, part: Part = "all", dtype: torch.dtype | None = None
-    ) -> Iterator[OneRanksBucket]:
+    def weights_in_turn(self, part: Part, dtype: torch.dtype | None) -> Iterator[OneRanksBucket]:
         """Yield the buckets of `weights`, each whole on one rank only: bucket i on rank i % world.
 
         Args:

@@ -314,7 +314,7 @@ class DeepSpeedTrainer(Trainer):
         with self._deepspeed.zero.GatheredParameters([p]):
             return p.detach().clone()
 
-    def masters(self, part: Part = "all") -> NamedTensors:
+    def masters(self, part: Part) -> NamedTensors:
         """See Trainer. At stage 0, and of what is not trained, there is one copy only."""
         has_copies = self._stage > 0 and bool(self._flat)
         for name, p in self._of(part):
