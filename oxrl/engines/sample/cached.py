@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample import Responses, ShownImages
+from oxrl.engines.sample import ShownImages
 from oxrl.engines.sample.rows import PREFILL_TOKENS, Slots, prompt_of
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Buckets, Fingerprints
@@ -29,7 +28,7 @@ from oxrl.modelfiles.folder import family_of
 from oxrl.models.network import unpadded
 from oxrl.models.vision_cache import SeenImages, tower_is_still
 from oxrl.models.vision_network import read_with_images, rotary_positions
-from oxrl.types import FinishReason, Request, Requests, Tensors, TokenBatch, TokenIds
+from oxrl.types import Request, Requests, TokenBatch
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -39,15 +38,25 @@ UNLIMITED = 2**31
 CACHE_NAMES = ("past_key_values", "cache_params")
 
 
-@dataclass
-class Lane:
+class Lane(Slots):
     """Rows of equally many tokens.
 
-    cache: of all their tokens but the last one each; None: to be computed again.
+    `cache` is of all their tokens but the last one each; None: to be computed again.
     """
 
-    slots: Slots
     cache: Cache | None = None
+
+    def release(self, ended: Sequence[int]) -> None:
+        """See Slots."""
+        places = {request.id: slot for slot, request in enumerate(self.requests)}
+        super().release(ended)
+        if self.requests:
+            self.select(self.last.new_tensor([places[request.id] for request in self.requests]))
+
+    def select(self, rows: Tensor) -> None:
+        """Let row i of the cache be what row rows[i] was."""
+        if self.cache is not None:
+            self.cache.reorder_cache(rows)  # pyright: ignore[reportArgumentType]
 
 
 class CachedSampler(ModuleSampler):
@@ -74,7 +83,10 @@ class CachedSampler(ModuleSampler):
 
     @property
     def _active(self) -> int:
-        return sum(len(lane.slots.requests) for lane in self._lanes)
+        return sum(len(lane.requests) for lane in self._lanes)
+
+    def _rows(self) -> Sequence[Slots]:
+        return self._lanes
 
     @torch.inference_mode()
     def _work(self) -> None:
@@ -83,7 +95,7 @@ class CachedSampler(ModuleSampler):
         if not self._finished:
             for lane in self._lanes:
                 self._decode_step(lane)
-        self._lanes = [lane for lane in self._lanes if lane.slots.requests]
+        self._lanes = [lane for lane in self._lanes if lane.requests]
 
     def _prompt(self, request: Request) -> Hashable:
         """Return what a request reads before its first new token; equal ones are read once."""
@@ -110,8 +122,8 @@ class CachedSampler(ModuleSampler):
         prompts = [self._prompt(request) for request in requests]
         # Of each different prompt the last request: any of them will do.
         different = dict(zip(prompts, requests, strict=True))
-        lane = Lane(Slots(len(requests), self.model.device))
-        lane.slots.occupy(requests)
+        lane = Lane(len(requests), self.model.device)
+        lane.occupy(requests)
         contexts = [prompt_of(request) for request in different.values()]
         tokens = torch.tensor(contexts, device=self.model.device)
         logits = self._read(lane, tokens, list(different.values()))
@@ -120,28 +132,30 @@ class CachedSampler(ModuleSampler):
         self._counted["prefill_tokens_saved"] += len(requests) * tokens.shape[1] - read
         place = {prompt: index for index, prompt in enumerate(different)}
         order = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
-        _select(lane, order)
+        lane.select(order)
         self._lanes.append(lane)
         self._sample_next(lane, logits[order])
 
     def _decode_step(self, lane: Lane) -> None:
         """Read what the lane's cache lacks, the last token of every row, and sample the next."""
-        slots = lane.slots
-        active = len(slots.requests)
+        active = len(lane.requests)
         if not active:
             return
-        tokens = slots.last[:active, None]
+        tokens = lane.last[:active, None]
         if lane.cache is None:
-            contexts: list[TokenIds] = []
-            responses = slots.responses(range(active))
-            for request, response in zip(slots.requests, responses, strict=True):
-                contexts.append(request.prompt.token_ids + response.token_ids)
-            tokens = torch.tensor(contexts, device=self.model.device)
+            tokens = torch.tensor(lane.contexts(), device=self.model.device)
             self._counted["prefill_tokens"] += tokens.numel()
-        logits = self._read(lane, tokens, slots.requests)
+        logits = self._read(lane, tokens, lane.requests)
         self._counted["decode_steps"] += 1
         self._counted["active_rows"] += active
         self._sample_next(lane, logits)
+
+    def _sample_next(self, lane: Lane, logits: Tensor) -> None:
+        """Sample a token for each row of a lane, and release the rows it ends."""
+        self._counted["tokens"] += len(logits)
+        ended = lane.sample(0, logits, self._version)
+        if ended:
+            self._finished += self._release(lane, ended)
 
     def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
         """Compute logits [n, V] after `tokens` [n, t], which the lane's cache then holds too.
@@ -149,41 +163,14 @@ class CachedSampler(ModuleSampler):
         Args:
             requests: whose tokens these are.
         """
-        known = {} if lane.cache is None else {self._cache_name: lane.cache}
-        output: Any = self.network.decoder(input_ids=tokens, use_cache=True, **known)
+        output = self._run(lane, tokens, requests)
         lane.cache = getattr(output, self._cache_name)
         return head_logits(output.last_hidden_state[:, -1], self.network.head)
 
-    def _sample_next(self, lane: Lane, logits: Tensor) -> None:
-        """Sample a token for each row of a lane, and release the rows it ends."""
-        self._counted["tokens"] += len(logits)
-        ended = lane.slots.sample(0, logits, self._version)
-        self._finished += self._release(lane, ended)
-
-    def _release(
-        self, lane: Lane, ended: Sequence[int], reason: FinishReason | None = None
-    ) -> Responses:
-        """Turn slots into completions and free them. `reason` None means stop or length."""
-        if not ended:
-            return []
-        finished = self._completed(lane.slots, ended, reason)
-        moves = lane.slots.release(ended)
-        left = torch.arange(len(lane.slots.requests), device=self.model.device)
-        if moves is not None:
-            left[moves.targets] = moves.sources
-        if len(left):
-            _select(lane, left)
-        return finished
-
-    @torch.inference_mode()
-    def _stop(self, ids: set[str]) -> Responses:
-        stopped = self._stop_waiting(ids)
-        for lane in self._lanes:
-            active = enumerate(lane.slots.requests)
-            slots = [slot for slot, request in active if request.id in ids]
-            stopped += self._release(lane, slots, "abort")
-        self._lanes = [lane for lane in self._lanes if lane.slots.requests]
-        return stopped
+    def _run(self, lane: Lane, tokens: Tensor, requests: Requests, **positions: Tensor) -> Any:
+        """Run the model on tokens, over the lane's cache."""
+        known = {} if lane.cache is None else {self._cache_name: lane.cache}
+        return self.network.decoder(input_ids=tokens, use_cache=True, **known, **positions)
 
     def _forget_computed(self) -> None:
         for lane in self._lanes:
@@ -194,12 +181,6 @@ class CachedSampler(ModuleSampler):
             f"{self._active} rows are being decoded in {len(self._lanes)} lanes of equal length, "
             f"and {len(self._waiting)} requests wait"
         )
-
-
-def _select(lane: Lane, rows: Tensor) -> None:
-    """Let row i of the lane's cache be what row rows[i] was."""
-    if lane.cache is not None:
-        lane.cache.reorder_cache(rows)  # pyright: ignore[reportArgumentType]
 
 
 def _cache_name(model: PreTrainedModel) -> str:
@@ -248,18 +229,12 @@ class VisionSampler(CachedSampler):
         # Equal tokens may stand for other images of the same size.
         return prompt_of(request), request.prompt.images
 
-    def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
+    def _run(self, lane: Lane, tokens: Tensor, requests: Requests, **positions: Tensor) -> Any:
         if lane.cache is None:
-            output = self._read_whole(tokens, requests)
-        else:
-            positions: Tensors = {}
-            if self._rotary:
-                positions["position_ids"] = self._next_positions(lane)
-            output = self.network.decoder(
-                input_ids=tokens, use_cache=True, **{self._cache_name: lane.cache}, **positions
-            )
-        lane.cache = getattr(output, self._cache_name)
-        return head_logits(output.last_hidden_state[:, -1], self.network.head)
+            return self._read_whole(tokens, requests)
+        if self._rotary:
+            positions["position_ids"] = self._next_positions(lane)
+        return super()._run(lane, tokens, requests, **positions)
 
     def _showing(self, inputs: TokenBatch, shown: ShownImages) -> TokenBatch:
         if self.images is None:
@@ -299,10 +274,9 @@ class VisionSampler(CachedSampler):
 
     def _next_positions(self, lane: Lane) -> Tensor:
         """Return the positions [3, n, 1] of the last token of every row of a lane."""
-        slots = lane.slots
-        active = len(slots.requests)
-        places = slots.prompt_end[:active] + slots.count[:active]
-        offsets = [self._offsets[self._prompt(request)] for request in slots.requests]
+        active = len(lane.requests)
+        places = lane.prompt_end[:active] + lane.count[:active]
+        offsets = [self._offsets[self._prompt(request)] for request in lane.requests]
         positions = places + places.new_tensor(offsets)
         return positions[None, :, None].expand(3, -1, -1)
 

@@ -37,7 +37,7 @@ from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.modelfiles.folder import family_of
-from oxrl.types import FinishReason, Request, TokenIds
+from oxrl.types import Request
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -99,16 +99,17 @@ class LocalSampler(ModuleSampler):
         context = _context(model)
         super().__init__(model, tokenizer, context=context, max_rows=max_rows, version=version)
         self._prompts = Prompts(self.network)
-        self._slots = Slots(max_rows, model.device)
-        # None while rows are active: asleep, or computed from old weights; `_work` makes it anew.
-        self._cache: RowCache | None = None
+        self._slots = CachedSlots(max_rows, model.device)
 
     def _expect(self, request: Request) -> None:
         self._prompts.expect(request)
 
+    def _rows(self) -> Sequence[Slots]:
+        return [self._slots]
+
     @torch.inference_mode()
     def _work(self) -> None:
-        if self._cache is None and self._slots.requests:
+        if self._slots.cache is None and self._slots.requests:
             self._recompute_cache()
         self._admit()
         if not self._finished:
@@ -136,30 +137,24 @@ class LocalSampler(ModuleSampler):
             # Samples of one prompt stand side by side.
             for _, same in groupby(prompts, key=id):
                 alike = list(same)
-                self._fill(slice(slot, slot + len(alike)), alike[0].kv)
+                self._slots.fill(slice(slot, slot + len(alike)), alike[0].kv)
                 slot += len(alike)
             self._sample_next(first, torch.stack([prompt.logits for prompt in prompts]))
 
-    def _fill(self, slots: slice, kv: Tensor) -> None:
-        if self._cache is None:
-            self._cache = RowCache(self.max_rows, like=kv)
-        self._cache.fill(slots, kv)
-
     def _decode_step(self) -> None:
         """Read the last token of every active row and sample the next one."""
-        assert self._cache is not None
         slots = self._slots
+        assert slots.cache is not None
         active = len(slots.requests)
         positions = slots.prompt_end[:active] + slots.count[:active]
         longest = int(positions.max()) + 1
-        self._cache.reserve(longest)
-        mask = self._cache.begin_step(active, positions, longest)
+        mask = slots.cache.begin_step(active, positions, longest)
         with decoding_attention(self.model.config):
             output: Any = self.network.decoder(
                 input_ids=slots.last[:active, None],
                 attention_mask=mask,
                 position_ids=positions[:, None],
-                past_key_values=self._cache,
+                past_key_values=slots.cache,
                 use_cache=True,
             )
         self._counted["decode_steps"] += 1
@@ -170,50 +165,34 @@ class LocalSampler(ModuleSampler):
         """Sample a token for each of the slots from `first` on, and release the rows it ends."""
         self._counted["tokens"] += len(logits)
         ended = self._slots.sample(first, logits, self._version)
-        self._finished += self._release(ended)
+        if ended:
+            self._finished += self._release(self._slots, ended)
 
-    def _release(self, ended: Sequence[int], reason: FinishReason | None = None) -> Responses:
-        """Turn slots into completions and free them. `reason` None means stop or length."""
-        if not ended:
-            return []
-        finished = self._completed(self._slots, ended, reason)
-        moves = self._slots.release(ended)
-        if moves is not None and self._cache is not None:
-            self._cache.move(moves.sources, moves.targets, moves.longest)
-        return finished
-
-    @torch.inference_mode()
     def _stop(self, ids: set[str]) -> Responses:
-        waited = self._stop_waiting(ids)
-        for item in waited:
-            self._prompts.forget(item.request)
-        active = enumerate(self._slots.requests)
-        slots = [slot for slot, request in active if request.id in ids]
-        return waited + self._release(slots, "abort")
+        for request in self._waiting:
+            if request.id in ids:
+                self._prompts.forget(request)
+        return super()._stop(ids)
 
     def _forget_computed(self) -> None:
         self._prompts.drop_prefilled()
         if self._slots.requests:
-            self._cache = None
+            self._slots.cache = None
 
     def sleep(self) -> None:
         """Free the keys and values; active rows recompute theirs when they go on."""
-        self._cache = None
+        self._slots.cache = None
         self._prompts.drop_prefilled()
 
     def _recompute_cache(self) -> None:
         """Read again what every active row has read so far, all but its last token."""
-        contexts: list[TokenIds] = []
-        requests = self._slots.requests
-        responses = self._slots.responses(range(len(requests)))
-        for request, response in zip(requests, responses, strict=True):
-            contexts.append(request.prompt.token_ids + response.token_ids[:-1])
+        contexts = [tokens[:-1] for tokens in self._slots.contexts()]
         slots = iter(range(len(contexts)))
         for batch in row_batches(contexts):
             kvs, _ = read_rows(self.network, batch)
             for kv in kvs:
                 slot = next(slots)
-                self._fill(slice(slot, slot + 1), kv)
+                self._slots.fill(slice(slot, slot + 1), kv)
             self._counted["prefill_tokens"] += sum(map(len, batch))
 
     def _progress(self) -> str:
@@ -309,6 +288,7 @@ class RowCache(Cache):
         Returns:
             The attention mask, [active, 1, 1, span].
         """
+        self.reserve(longest)
         self._active = active
         self._span = min(rounded(longest), self.capacity)
         heads = self.kv.shape[3]
@@ -330,6 +310,28 @@ class RowCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return a length that nothing depends on, because position ids are always given."""
         return self._span
+
+
+class CachedSlots(Slots):
+    """Slots with the keys and values of their rows.
+
+    `cache` is None while rows are active: asleep, or computed from old weights. The sampler then
+    makes it anew.
+    """
+
+    cache: RowCache | None = None
+
+    def fill(self, slots: slice, kv: Tensor) -> None:
+        """Give each of `slots` the keys and values [layers, 2, heads, T, d] of one row."""
+        if self.cache is None:
+            self.cache = RowCache(len(self.last), like=kv)
+        self.cache.fill(slots, kv)
+
+    def _move(self, sources: Tensor, targets: Tensor) -> None:
+        super()._move(sources, targets)
+        if self.cache is not None:
+            lengths = self.prompt_end[sources] + self.count[sources] + 1
+            self.cache.move(sources, targets, int(lengths.max()))
 
 
 def grouped_attention(

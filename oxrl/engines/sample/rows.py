@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from oxrl.engines.sample import TokenRows
 from oxrl.engines.sample.gumbel import restrict, sample_tokens
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
-from oxrl.types import Prefix, Request, Requests, TokenIds
+from oxrl.types import Prefix, Request, Requests, TokenBatch, TokenIds
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -102,10 +103,16 @@ def read_rows(network: CausalNetwork, rows: TokenRows) -> tuple[list[Tensor], Te
 
 def pad_rows(rows: TokenRows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return rows of token ids as (right-padded tokens [P, T], lengths [P])."""
-    lengths = [len(ids) for ids in rows]
-    width = max(lengths)
-    padded = [[*ids, *[0] * (width - len(ids))] for ids in rows]
-    return torch.tensor(padded, device=device), torch.tensor(lengths, device=device)
+    tensors = [torch.tensor(ids, dtype=torch.int64) for ids in rows]
+    tokens = pad_sequence(tensors, batch_first=True)
+    return tokens.to(device), torch.tensor([len(ids) for ids in rows], device=device)
+
+
+def batch_of(rows: TokenRows, device: torch.device) -> TokenBatch:
+    """Return rows of token ids as a batch of which every token is scored."""
+    tokens, lengths = pad_rows(rows, device)
+    real = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+    return TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
 
 
 def row_batches(rows: Sequence[TokenIds]) -> Iterator[Sequence[TokenIds]]:
@@ -121,14 +128,6 @@ def row_batches(rows: Sequence[TokenIds]) -> Iterator[Sequence[TokenIds]]:
             longest = len(row)
     if rows:
         yield rows[start:]
-
-
-class Moves(NamedTuple):
-    """Slots that were copied over others, both [m] int64, and how far their rows reach."""
-
-    sources: Tensor
-    targets: Tensor
-    longest: int
 
 
 class Slots:
@@ -174,11 +173,11 @@ class Slots:
         self._make_room(requests)
         self._integers[new] = self.stops.new_tensor([_integers(request) for request in requests])
         self._floats[new] = self._floats.new_tensor([_floats(request) for request in requests])
-        width = self.stops.shape[1]
-        stops = [_padded(request.sampling.stop_token_ids, width) for request in requests]
-        self.stops[new] = self.stops.new_tensor(stops).view(len(stops), width)
+        self.stops[new] = -1
         for slot, request in enumerate(requests, first):
             sampling = request.sampling
+            stops = sampling.stop_token_ids
+            self.stops[slot, : len(stops)] = self.stops.new_tensor(stops)
             prefix = request.prefix
             known = len(prefix.token_ids)
             if known:
@@ -243,32 +242,31 @@ class Slots:
             )
         return found
 
-    def release(self, ended: Sequence[int]) -> Moves | None:
-        """Free the slots `ended`; the last active rows move into the gaps, so that none is left.
+    def contexts(self) -> list[TokenIds]:
+        """Return the prompt and the response so far of every active row."""
+        responses = self.responses(range(len(self.requests)))
+        rows = zip(self.requests, responses, strict=True)
+        return [request.prompt.token_ids + response.token_ids for request, response in rows]
 
-        Returns:
-            What was moved, for whatever else is kept by slot; None: nothing.
-        """
+    def release(self, ended: Sequence[int]) -> None:
+        """Free the slots `ended`; the last active rows move into the gaps, so that none is left."""
         left = len(self.requests) - len(ended)
         targets = [slot for slot in ended if slot < left]
         sources = sorted(set(range(left, len(self.requests))).difference(ended))
-        moves = self._move(sources, targets) if targets else None
+        for source, target in zip(sources, targets, strict=True):
+            self.requests[target] = self.requests[source]
+        if targets:
+            self._move(self.tokens.new_tensor(sources), self.tokens.new_tensor(targets))
         del self.requests[left:]
         if not self.requests:
             self.greedy = False
             self.restricted = False
-        return moves
 
-    def _move(self, sources: list[int], targets: list[int]) -> Moves:
-        for source, target in zip(sources, targets, strict=True):
-            self.requests[target] = self.requests[source]
-        source = self.tokens.new_tensor(sources)
-        target = self.tokens.new_tensor(targets)
+    def _move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what is kept of some slots over others, both [m] int64."""
         sampled = (self.tokens, self.logprobs, self.versions)
         for tensor in (self._integers, self._floats, self.stops, *sampled):
-            tensor[target] = tensor[source]
-        lengths = self.prompt_end[source] + self.count[source] + 1
-        return Moves(source, target, int(lengths.max()))
+            tensor[targets] = tensor[sources]
 
     def _make_room(self, requests: Requests) -> None:
         """Widen the tensors to the longest response and the most stop tokens of `requests`."""
@@ -282,11 +280,6 @@ class Slots:
         more = stops - self.stops.shape[1]
         if more > 0:
             self.stops = pad(self.stops, (0, more), value=-1)
-
-
-def _padded(tokens: Sequence[int], width: int) -> list[int]:
-    """Stop tokens of a row, filled up with -1."""
-    return [*tokens, *[-1] * (width - len(tokens))]
 
 
 def _integers(request: Request) -> list[int]:

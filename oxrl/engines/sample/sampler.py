@@ -25,7 +25,7 @@ from oxrl.engines.sample import (
     ShownImages,
     TokenRows,
 )
-from oxrl.engines.sample.rows import Slots, pad_rows, row_batches
+from oxrl.engines.sample.rows import Slots, batch_of, row_batches
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
@@ -285,25 +285,36 @@ class ModuleSampler(Sampler):
         """Note that one request more waits for its prompt to be read."""
 
     @abstractmethod
+    def _rows(self) -> Sequence[Slots]:
+        """Return the rows that are being decoded."""
+
+    @abstractmethod
     def _forget_computed(self) -> None:
         """Drop everything that was computed from weights; rows go on and compute it again."""
 
-    def _completed(
-        self, slots: Slots, ended: Sequence[int], reason: FinishReason | None
+    def _release(
+        self, slots: Slots, ended: Sequence[int], reason: FinishReason | None = None
     ) -> Responses:
-        """Return the completions of slots; `reason` None means stop or length."""
+        """Turn slots into completions and free them. `reason` None means stop or length."""
         finished: Responses = []
         for slot, response in zip(ended, slots.responses(ended), strict=True):
             request = slots.requests[slot]
             why = reason or _why_ended(request, response)
             finished.append(self._ended(request, why, response))
+        slots.release(ended)
         return finished
 
-    def _stop_waiting(self, ids: set[str]) -> Responses:
-        """Give up those of `ids` for which nothing has been sampled here."""
-        stopped = [request for request in self._waiting if request.id in ids]
+    @torch.inference_mode()
+    def _stop(self, ids: set[str]) -> Responses:
+        waited = [request for request in self._waiting if request.id in ids]
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
-        return [self._ended(request, "abort", request.prefix) for request in stopped]
+        stopped = [self._ended(request, "abort", request.prefix) for request in waited]
+        for slots in self._rows():
+            active = enumerate(slots.requests)
+            ended = [slot for slot, request in active if request.id in ids]
+            if ended:
+                stopped += self._release(slots, ended, "abort")
+        return stopped
 
     @torch.no_grad()
     def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
@@ -348,9 +359,7 @@ class ModuleSampler(Sampler):
         """See RolloutEngine."""
         results: RowLogprobs = []
         for batch in row_batches([tuple(row) for row in rows]):
-            tokens, lengths = pad_rows(batch, self.model.device)
-            real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-            inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
+            inputs = batch_of(batch, self.model.device)
             if shown:
                 inputs = self._showing(inputs, shown[len(results) : len(results) + len(batch)])
             scored = read_tokens(
