@@ -36,6 +36,7 @@ from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyn
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import vision_family
 from oxrl.models.fingerprints import HeldPieces, joined
+from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
 from oxrl.types import FinishReason, Metrics, Prefix, Request
@@ -126,15 +127,6 @@ class _Active:
 
     request: Request
     versions: list[int]
-
-    def sampled(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Prefix:
-        """All that was sampled: the request's own prefix, and what vLLM has added to it."""
-        prefix = self.request.prefix
-        return Prefix(
-            token_ids=(*prefix.token_ids, *tokens),
-            logprobs=(*prefix.logprobs, *logprobs),
-            versions=tuple(self.versions),
-        )
 
 
 class VllmEngine(Sampler):
@@ -273,21 +265,17 @@ class VllmEngine(Sampler):
         )
         prompt: Mapping[str, object] = {"prompt_token_ids": tokens}
         if images:
-            prompt = self._with_images(tokens, images)
+            if self.images is None:
+                raise EngineError("a request has images, and this sampler was given none")
+            prompt = image_prompt(tokens, images, self.images)
         self._engine.add_request(name, prompt, params)
-
-    def _with_images(self, tokens: list[int], names: Sequence[str]) -> Mapping[str, object]:
-        if self.images is None:
-            raise EngineError("a request has images, and this sampler was given none")
-        return image_prompt(tokens, names, self.images)
 
     def _stop(self, ids: set[str]) -> Responses:
         stopped: Responses = []
         for name in [name for name in self._active if name in ids]:
             state = self._state(name)
             tokens = state.detokenizer.output_token_ids
-            logprobs = sampled_logprobs(state.logprobs_processor.logprobs, tokens)
-            stopped.append(self._end(name, "abort", tokens, logprobs))
+            stopped.append(self._end(name, "abort", tokens, state.logprobs_processor.logprobs))
         self._engine.abort_request([item.request.id for item in stopped])
         return stopped
 
@@ -309,12 +297,18 @@ class VllmEngine(Sampler):
         self._counted["tokens"] += sampled - known
 
     def _end(
-        self, name: str, reason: FinishReason, tokens: Sequence[int], logprobs: Sequence[float]
+        self, name: str, reason: FinishReason, tokens: Sequence[int], logprobs: Any
     ) -> Finished:
-        """Take a request out with what vLLM has sampled of it."""
+        """Take a request out with what vLLM has sampled of it, after its own prefix."""
         active = self._active.pop(name)
         self._note_version(active, len(tokens))
-        return self._ended(active.request, reason, active.sampled(tokens, logprobs))
+        prefix = active.request.prefix
+        sampled = Prefix(
+            token_ids=(*prefix.token_ids, *tokens),
+            logprobs=(*prefix.logprobs, *sampled_logprobs(logprobs, tokens)),
+            versions=tuple(active.versions),
+        )
+        return self._ended(active.request, reason, sampled)
 
     def _progress(self) -> str:
         self._note_versions()
@@ -454,8 +448,8 @@ class VllmEngine(Sampler):
             # Whatever else ends a request left it incomplete.
             complete = sample.finish_reason in ("stop", "length")
             reason: FinishReason = sample.finish_reason if complete else "abort"
-            logprobs = sampled_logprobs(sample.logprobs, sample.token_ids)
-            self._finished.append(self._end(name, reason, sample.token_ids, logprobs))
+            ended = self._end(name, reason, sample.token_ids, sample.logprobs)
+            self._finished.append(ended)
 
     def _count(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """Add up what vLLM reports after every step, but for steps that only score a probe.
@@ -522,8 +516,6 @@ def _folder(model: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     with TemporaryDirectory(prefix="oxrl-") as folder:
         save_model(load_policy(model), Path(folder))
         if vision_family(model) is not None:
-            from oxrl.models.image_features import load_image_processor  # PIL is read for images
-
             tokenizer.save_pretrained(folder)
             load_image_processor(model).save_pretrained(folder)
         yield folder

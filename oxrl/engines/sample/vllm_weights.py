@@ -7,7 +7,7 @@ it is read through the layer: the rows of a unit matrix, multiplied by it, are i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -75,20 +75,16 @@ def held_pieces(model: Any, delivered: Mapping[str, torch.Size], dtype: torch.dt
     return found
 
 
-def _given_names(model: Module, delivered: Mapping[str, torch.Size]) -> dict[str, str]:
+def _given_names(model: Module, delivered: Iterable[str]) -> dict[str, str]:
     """vLLM's name of a weight -> the name that it was delivered under.
 
     Models that read images call the parts of the model otherwise.
     """
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return {}
-    found: dict[str, str] = {}
-    for name in delivered:
-        own = mapper.map_name(name)
-        if own is not None:
-            found[own] = name
-    return found
+    # The mapper has None for what vLLM's model is without.
+    return {mapper.map_name(name): name for name in delivered}
 
 
 def _copies(module: Any, leaf: str, parameter: Tensor, *, plain: bool) -> Iterator[Tensor]:

@@ -70,10 +70,8 @@ class WorkerExtension:
             only: if there are any, no others than these are.
         """
         model = self.model_runner.get_model()
-        if only:
-            model.compute_logits = partial(_of_these, model.compute_logits, only)
-        elif tokens:
-            model.compute_logits = partial(_without, model.compute_logits, tokens)
+        if tokens or only:
+            model.compute_logits = partial(_allowed, model.compute_logits, tokens, only)
 
     def oxrl_keep_base(self, model: str, options: LoadOptions, scale: float) -> None:
         """Keep these weights on the CPU, and from now on merge adapters into them."""
@@ -199,25 +197,18 @@ def payload(bucket: Bucket, *, other_processes: bool) -> Payload:
     return handed_over
 
 
-def _without(
-    compute: Callable[..., Tensor | None], tokens: list[int], *inputs: Tensor
+def _allowed(
+    compute: Callable[..., Tensor | None], tokens: list[int], only: list[int], *inputs: Tensor
 ) -> Tensor | None:
-    """Take some tokens, which are never sampled, out of the logits of vLLM's model."""
+    """Take the tokens that are never sampled out of the logits of vLLM's model; see `oxrl_ban`."""
     logits = compute(*inputs)
-    if logits is not None:  # of workers that share a model only the first has them
-        logits[..., tokens] = NO_CHANCE
-    return logits
-
-
-def _of_these(
-    compute: Callable[..., Tensor | None], tokens: list[int], *inputs: Tensor
-) -> Tensor | None:
-    """Take all but these tokens out of the logits of vLLM's model."""
-    logits = compute(*inputs)
-    if logits is None:
+    if logits is None:  # of workers that share a model only the first has them
         return None
+    if not only:
+        logits[..., tokens] = NO_CHANCE
+        return logits
     restricted = torch.full_like(logits, NO_CHANCE)
-    restricted[..., tokens] = logits[..., tokens]
+    restricted[..., only] = logits[..., only]
     return restricted
 
 
@@ -246,17 +237,10 @@ def _is_plain(model: Any) -> bool:
 
 
 def _repack(model: Any) -> None:
-    """Renew the packed copies that vLLM's CPU layers compute with.
-
-    Its reload renews those of linear layers only: a tied output head and fused experts would keep
-    the old weights.
+    """Renew the packed copies that vLLM's CPU layers compute with: its reload leaves those of fused
+    experts as they are.
     """
-    layers = "model_executor.layers"
-    pack = vllm_module(f"{layers}.utils").dispatch_cpu_unquantized_gemm
-    embedding = vllm_module(f"{layers}.vocab_parallel_embedding").VocabParallelEmbedding
     for module in model.modules():
-        if isinstance(module, embedding) and hasattr(module, "cpu_linear"):
-            pack(module, remove_weight=False)
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         if kernel is not None:
             kernel.fused_experts.process_weights_after_loading(module)
@@ -289,9 +273,9 @@ def _sample(
     device = logits.device
     keys = noise_keys(torch.tensor(seeds, device=device), torch.tensor(positions, device=device))
     if top_k is not None or top_p is not None:
-        ones = torch.ones(len(logits), device=device)
+        ones = logits.new_ones(len(logits))
         if top_k is None:
-            top_k = torch.full((len(logits),), logits.shape[1], device=device)
+            top_k = logits.new_zeros(len(logits))  # keeps all
         if top_p is None:
             top_p = ones
         logits = restrict(logits, temperature=ones, top_k=top_k, top_p=top_p)
