@@ -401,7 +401,7 @@ class LyingRanks:
 
     @lie.setter
     def lie(self, lie: Weights | None) -> None:
-        self._group.call("policy", set_lie, lie)
+        self._group.call(self._group.waits.of("step"), "policy", set_lie, lie)
 
 
 class FaultyActors:
@@ -445,7 +445,7 @@ def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> It
         group = RankGroup(cluster, places.trainers, build_rank, Deadlines.alike(120))
         build = partial(new_sampler, engine, dtype, folder)
         rollouts = RayRollouts(cluster, places.samplers, build, Deadlines.alike(120))
-        transport = RayTransport(group, "policy", rollouts, partial(new_model, 9, dtype))
+        transport = RayTransport(group, rollouts, partial(new_model, 9, dtype))
         sync = new_sync(LyingRanks(group), rollouts, dtype, transport)
         sampler = FaultyActors(rollouts, receives=engine == "vllm")
         yield Trials(sampler, dtype, rate, sync)

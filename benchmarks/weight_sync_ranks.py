@@ -237,7 +237,7 @@ def items_of(
     version = sync.sampler.version
     return {
         "moved": lambda: transport.deliver(version, Copy(dtype)),
-        "gathered": lambda: group.call("policy", gather, dtype),
+        "gathered": lambda: group.call(group.waits.of("step"), "policy", gather, dtype),
         "masters": lambda: policy.fingerprints(dtype),
         "read": held_twice,
         "probe ranks": of_driver,
@@ -335,7 +335,7 @@ def main() -> None:
         build = partial(sampler, arguments.engine, folder, dtype, arguments.tensor_parallel)
         rollouts = RayRollouts(cluster, samplers, build, Deadlines.alike(DEADLINE_S))
         new_model = partial(load_policy, folder, LoadOptions(dtype=dtype))
-        transport = RayTransport(group, "policy", rollouts, new_model)
+        transport = RayTransport(group, rollouts, new_model)
         transport._no_line = arguments.store  # pyright: ignore[reportPrivateUsage]
         options = SyncOptions(
             dtype=dtype,

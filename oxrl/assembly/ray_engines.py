@@ -80,7 +80,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
             cluster, placed.trainers, build_rank, waits, nbytes=models_trained(cfg) * nbytes
         )
         trainers = {name: RayTrainer(group, name) for name in group.sizes}
-        limits = group.call("policy", limits_of, cfg)
+        limits = group.call(waits.of("step"), "policy", limits_of, cfg)
     else:
         trainers = assembly.trainers()
         limits = assembly.limits(cast(PreTrainedModel, trainers["policy"].model))
@@ -99,7 +99,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         if group is not None:
             new_images = None if images is None else partial(required_images, cfg)
             new_model = partial(copy_of_policy, cfg)
-            transport = RayTransport(group, "policy", sampler, new_model, new_images)
+            transport = RayTransport(group, sampler, new_model, new_images)
     else:
         sampler = sampler_here(assembly)
     delivery = proved_delivery(assembly, trainers["policy"], sampler, limits, transport)

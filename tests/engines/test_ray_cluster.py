@@ -91,7 +91,7 @@ JOINS = """
         samples = said(generate(engine, requests(32), deadline_s=60))
         homes = {
             ray.get(w.actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
-            for w in engine._workers
+            for w in engine.workers
         }
         try:
             Cluster(2).reserve(bundles)

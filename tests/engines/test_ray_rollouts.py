@@ -115,7 +115,7 @@ def rollouts(connected: None) -> Iterator[Any]:
 
 def pid(engine: RayRollouts, number: int) -> int:
     return ray.get(
-        engine._workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20
+        engine.workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20
     )
 
 
@@ -179,7 +179,7 @@ def test_a_lost_actor_is_replaced_and_no_sample_is_lost_or_doubled(
     else:
         engine.submit(asked)
         finished += engine.poll(20)
-        assert engine._workers[1].in_flight
+        assert engine.workers[1].in_flight
         os.kill(victim, signal_number)
     while len(finished) < len(asked) and (found := engine.poll(20)):
         finished += found
@@ -363,7 +363,7 @@ def test_an_actor_that_is_lost_while_all_sleep_is_replaced_by_one_that_sleeps(
     generate(engine, requests(8), deadline_s=60)
     os.kill(pid(engine, 1), signal.SIGKILL)
     assert engine.metrics()["rollout/replaced_actors"] == 1
-    actors = [worker.actor for worker in engine._workers]
+    actors = [worker.actor for worker in engine.workers]
     assert ray.get(
         [a.__ray_call__.remote(lambda a: a._engine.asleep) for a in actors], timeout=20
     ) == [True, True]
@@ -395,7 +395,7 @@ def test_an_actor_that_reports_other_weights_than_the_others_is_found(
     rollouts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = rollouts(2)
-    actor = engine._workers[1].actor
+    actor = engine.workers[1].actor
     ray.get(actor.__ray_call__.remote(lose_a_tensor), timeout=20)
     with pytest.raises(
         WeightSyncError,

@@ -26,11 +26,12 @@ from torch import Tensor
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.ray import cluster as ray_cluster
 from oxrl.engines.ray.cluster import Cluster, Place, layout
-from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor, RolloutWorker
+from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import generate
+from oxrl.engines.sample.workers import RolloutWorker
 from oxrl.engines.train import Bucket, Part, fsdp
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.joined_ranks import joined_ranks
@@ -196,7 +197,7 @@ def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
         def new_model() -> Any:
             return model(9)
 
-        transport = RayTransport(group, "policy", rollouts, new_model)
+        transport = RayTransport(group, rollouts, new_model)
         options = SyncOptions(
             dtype=torch.float32, vocabulary=261, temperature=1.0, probe_every=3, probe_tokens=64
         )
@@ -292,7 +293,7 @@ def test_weights_are_sent_by_all_ranks_and_proved_and_none_passes_through_the_dr
     assert size / 2 <= first["sync/sent_bytes_rank_max"] < 0.8 * size
     assert first["sync/buckets_in_flight"] == 2
     assert first["sync/retries"] == 0
-    wired.group.call("policy", move, 0.01)
+    wired.group.call(wired.group.waits.of("step"), "policy", move, 0.01)
     for version in range(1, 4):  # the third with a perturbed copy
         assert wired.deliver(version)["sync/probe_limit_share"] < 1
     local = LocalSampler(model(5), load_tokenizer("builtin:tiny"), max_rows=8)
@@ -309,7 +310,7 @@ def test_a_tampered_payload_and_ranks_that_lie_are_refused_and_named(
     attack: Attack, says: str, wired: Wired
 ) -> None:
     wired.sync.deliver(10)
-    wired.group.call("policy", move, 1e-6)
+    wired.group.call(wired.group.waits.of("step"), "policy", move, 1e-6)
     wired.everywhere(set_attack, attack)
     try:
         with pytest.raises(WeightSyncError, match="after two attempts") as caught:
@@ -317,13 +318,13 @@ def test_a_tampered_payload_and_ranks_that_lie_are_refused_and_named(
         assert str(caught.value).count(says) == 2
         wired.everywhere(set_attack, None)
         wired.sync._held.clear()
-        wired.group.call("policy", set_lie, attack)
+        wired.group.call(wired.group.waits.of("step"), "policy", set_lie, attack)
         with pytest.raises(WeightSyncError, match="after two attempts") as caught:
             wired.sync.deliver(12)
         assert says.partition(" arrived")[0] in str(caught.value)
     finally:
         wired.everywhere(set_attack, None)
-        wired.group.call("policy", set_lie, None)
+        wired.group.call(wired.group.waits.of("step"), "policy", set_lie, None)
     wired.sync._held.clear()
     assert wired.deliver(13)["sync/retries"] == 0
 
@@ -341,7 +342,7 @@ def test_actors_that_are_lost_are_replaced_with_what_was_sent_last(wired: Wired)
     wired.deliver(30)
     before = weights_of(wired)
     # The ranks train on while the actors sample.
-    wired.group.call("policy", move, 0.01)
+    wired.group.call(wired.group.waits.of("step"), "policy", move, 0.01)
     asked = requests(8, 40)
     wired.rollouts.submit(asked)
     lose(wired.rollouts.workers[1])

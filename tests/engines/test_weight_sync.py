@@ -15,6 +15,7 @@ from oxrl.engines.delivery import SharedWeights
 from oxrl.engines.delivery.proof import (
     Compared,
     Forwards,
+    Probe,
     count_scored,
     distance,
     fixed_rows,
@@ -166,15 +167,15 @@ def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_
             before = parameter.clone()
             parameter.copy_(perturb(parameter))
             assert not torch.equal(before, parameter)
-    rows = fixed_rows(261, 512)
-    moved = distance(model_logprobs(other, rows, 1.0), model_logprobs(model, rows, 1.0))
+    probe = Probe(fixed_rows(261, 512), 1.0, [])
+    moved = distance(model_logprobs(other, probe, None), model_logprobs(model, probe, None))
     assert moved.largest > 0.2
 
 
 def test_scores_are_the_local_samplers() -> None:
     model, rows = _model(0), [[5, 6], *fixed_rows(261, 512), [7, 8, 9]]
     theirs = LocalSampler(model, TOKENIZER).logprobs(rows, 0.7)
-    ours = model_logprobs(model, rows, 0.7)
+    ours = model_logprobs(model, Probe(rows, 0.7, []), None)
     assert [len(row) for row in ours] == [len(row) for row in rows]
     assert distance(ours, theirs).largest < 1e-5
 

@@ -98,6 +98,10 @@ def recorded(path: Path) -> PolicyBatch:
     return PolicyBatch(inputs=inputs, **(empty | held))
 
 
+def gradients_of(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: gradient.clone() for name, gradient in trainer.gradients()}
+
+
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
     with ExitStack() as stack:
         machine = assemble(Assembly(cfg), Clock(), stack)
@@ -105,7 +109,9 @@ def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
         policy.forward_backward(
             batch, machine.objective.policy_loss, frozenset({"logprobs", "entropy"})
         )
-        return {name: gradient.clone() for name, gradient in policy.gradients()}
+        if isinstance(policy, ray_trainer.RayTrainer):
+            return policy._call("sync", gradients_of)
+        return gradients_of(policy)
 
 
 def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Path) -> None:
@@ -160,7 +166,7 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
         def dispatching(source: Any, *arguments: Any, **named: Any) -> None:
             dispatch(source, *arguments, **named)
             if source.batches and source.batches[-1].end == 6 * 4:
-                actor = source.parts.sampler._workers[0].actor
+                actor = source.parts.sampler.workers[0].actor
                 os.kill(
                     ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60),
                     signal.SIGKILL,

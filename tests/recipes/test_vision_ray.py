@@ -73,7 +73,7 @@ def test_ranks_and_an_actor_train_on_images_like_one_process(
     def submitting(group: Any, requests: Any) -> None:
         submit(group, requests)
         if not killed and group.version == 1:
-            worker = group._workers[0]
+            worker = group.workers[0]
             pid = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)

@@ -144,7 +144,7 @@ class Killing:
         if not self._left:
             import ray
 
-            actor = self._engine._workers[0].actor
+            actor = self._engine.workers[0].actor
             reference = actor.__ray_call__.remote(lambda _: os.getpid())
             os.kill(ray.get(reference, timeout=60), signal.SIGKILL)
 

@@ -19,6 +19,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample import RowLogprobs
+from oxrl.engines.sample.rows import batch_of, pad_rows
 from oxrl.engines.train import Buckets
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
@@ -48,6 +49,26 @@ HIGH_QUANTILE = 0.9
 Rows = list[list[int]]
 # Of each row the images that it shows, by name; empty: no row shows any.
 Shown = list[tuple[str, ...]]
+
+
+class Probe(NamedTuple):
+    """Rows of token ids to be scored, at a temperature, and the images that each shows."""
+
+    rows: Rows
+    temperature: float
+    shown: Shown
+
+    def batch(self, images: Images) -> TokenBatch:
+        """Return the rows as a batch on the CPU, with the images that they show.
+
+        Args:
+            images: where these are; None: there are none.
+        """
+        inputs = batch_of(self.rows, torch.device("cpu"))
+        if images is None or not self.shown:
+            return inputs
+        named = [(f"row {at} of the probe", names) for at, names in enumerate(self.shown)]
+        return images.attach(inputs, named)
 
 
 class Distance(NamedTuple):
@@ -96,9 +117,7 @@ class Compared(NamedTuple):
         """
         if self.only:
             return sorted(self.only)
-        if self.never:
-            return [token for token in range(vocabulary) if token not in self.never]
-        return range(vocabulary)
+        return [token for token in range(vocabulary) if token not in self.never]
 
     def text_of(self, row: Sequence[int]) -> int:
         """Find the place where the text after a row's last image begins; 0 where it has no image.
@@ -109,8 +128,6 @@ class Compared(NamedTuple):
         Returns:
             A position in the row; its length where an image comes last.
         """
-        if not self.never:
-            return 0
         places = [at for at, token in enumerate(row) if token in self.never]
         return places[-1] + 1 if places else 0
 
@@ -187,9 +204,10 @@ def sampled_rows(rollouts: Rollouts, tokens: int, compared: Compared = EVERYTHIN
         for rollout in rollouts[first::stride]:
             read = [*rollout.prompt.token_ids, *rollout.completion.token_ids]
             images = _images_of(rollout)
-            # Engines score rows that are shorter than the context.
-            row = read[:-1] if images else read[-min(ROW_TOKENS, len(read) - 1) :]
-            row = row if images else row[compared.text_of(row) :]
+            row = read[:-1]  # engines score rows that are shorter than the context
+            if not images:
+                row = read[-min(ROW_TOKENS, len(read) - 1) :]
+                row = row[compared.text_of(row) :]
             found = len(compared.places(row))
             if not found:
                 continue
@@ -220,8 +238,6 @@ def compared_scores(scores: RowLogprobs, rows: Rows, compared: Compared) -> RowL
     Returns:
         For each row 0.0, for its first token, and the scores of those that are compared, in order.
     """
-    if compared == EVERYTHING:
-        return scores
     found: RowLogprobs = []
     for said, row in zip(scores, rows, strict=True):
         found.append([0.0, *[said[at] for at in compared.places(row)]])
@@ -247,9 +263,12 @@ def differences(found: RowLogprobs, expected: RowLogprobs) -> Tensor:
     Returns:
         [n] float64, in nats; NaN where one of the two is.
     """
-    ours = [value for row in found for value in row[1:]]
-    theirs = [value for row in expected for value in row[1:]]
-    return torch.tensor(ours, dtype=torch.float64) - torch.tensor(theirs, dtype=torch.float64)
+    return _scored(found) - _scored(expected)
+
+
+def _scored(scores: RowLogprobs) -> Tensor:
+    values = [value for row in scores for value in row[1:]]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def distance(found: RowLogprobs, expected: RowLogprobs) -> Distance:
@@ -299,25 +318,17 @@ def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distan
 
 @torch.no_grad()
 def two_forwards(
-    model: Module,
-    weights: Buckets,
-    rows: Rows,
-    *,
-    dtype: torch.dtype,
-    temperature: float,
-    images: Images = None,
-    shown: Shown | None = None,
+    model: Module, weights: Buckets, probe: Probe, dtype: torch.dtype, images: Images
 ) -> Forwards:
-    """Give a model these weights and score the rows in two precisions.
+    """Give a model these weights and score a probe in two precisions.
 
     Args:
-        model: a Hugging Face causal LM; left with the weights, rounded to `dtype`.
+        model: a Hugging Face causal LM, whose weights do not matter; left with these, rounded to
+            `dtype`.
         weights: of every parameter; of a model with an adapter the adapter's, as they are.
-        rows: token ids.
+        probe: the rows that it reads.
         dtype: the sampler's.
-        temperature: logits are divided by it.
-        images: where those that rows show are.
-        shown: the images of each row; None: there are none.
+        images: where those that rows show are; None: there are none.
 
     Returns:
         The scores of the rows in `dtype`, and in a higher one.
@@ -328,7 +339,7 @@ def two_forwards(
             parameter = model.get_parameter(name)
             own = parameter.dtype if adapted else dtype
             parameter.data = tensor.detach().to(parameter.device, own)
-    low = model_logprobs(model, rows, temperature, images, shown)
+    low = model_logprobs(model, probe, images)
     # Parameters only: rotary frequencies are not weights, and have a dtype of their own.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(HIGHER[dtype])
@@ -336,42 +347,33 @@ def two_forwards(
     if hasattr(config, "_experts_implementation"):
         # The fast products of experts know no float64.
         config._experts_implementation = "eager"
-    return Forwards(low, model_logprobs(model, rows, temperature, images, shown))
+    return Forwards(low, model_logprobs(model, probe, images))
 
 
 @torch.inference_mode()
-def model_logprobs(
-    model: Module,
-    rows: Rows,
-    temperature: float,
-    images: Images = None,
-    shown: Shown | None = None,
-) -> RowLogprobs:
+def model_logprobs(model: Module, probe: Probe, images: Images) -> RowLogprobs:
     """Log-probabilities of rows by a Hugging Face causal LM, from its whole logits.
 
     Args:
         model: whose logits are taken as they are.
-        rows: token ids, any lengths.
-        temperature: logits are divided by it.
-        images: where those that rows show are.
-        shown: the images of each row; None: there are none.
+        probe: rows of any lengths.
+        images: where those that rows show are; None: there are none.
 
     Returns:
         Token-aligned, in nats; the first entry of each row is 0.0.
     """
     device = next(model.parameters()).device
     scores: RowLogprobs = []
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        some = rows[start : start + ROWS_AT_ONCE]
-        width = max(map(len, some))
-        padded = [[*row, *[0] * (width - len(row))] for row in some]
-        tokens = torch.tensor(padded, device=device)
+    for start in range(0, len(probe.rows), ROWS_AT_ONCE):
+        here = slice(start, start + ROWS_AT_ONCE)
+        some = probe.rows[here]
+        tokens, _ = pad_rows(some, device)
         if not isinstance(model, PreTrainedModel) or _says_all(model):
             logits = at_least_float32(model(input_ids=tokens).logits[:, :-1])
         else:
-            own = shown[start : start + len(some)] if shown else []
-            logits = _of_what_may_be(model, tokens, some, images, own)
-        all_logprobs = (logits / temperature).log_softmax(-1)
+            inputs = probe._replace(rows=some, shown=probe.shown[here]).batch(images)
+            logits = _of_what_may_be(model, inputs.to(device))
+        all_logprobs = (logits / probe.temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2).tolist()
         for said, row in zip(logprobs, some, strict=True):
             scores.append([0.0, *said[: len(row) - 1]])
@@ -383,18 +385,10 @@ def _says_all(model: PreTrainedModel) -> bool:
     return family_of(model) is None and not is_restricted(model)
 
 
-def _of_what_may_be(
-    model: PreTrainedModel, tokens: Tensor, rows: Rows, images: Images, shown: Shown
-) -> Tensor:
+def _of_what_may_be(model: PreTrainedModel, inputs: TokenBatch) -> Tensor:
     """Return logits [B, T - 1, V] of a model that may sample some tokens only: others get none."""
-    lengths = torch.tensor([len(row) for row in rows])
-    real = torch.arange(tokens.shape[1]) < lengths[:, None]
-    inputs = TokenBatch(tokens=tokens.cpu(), attention_mask=real, response_mask=real)
-    if images is not None and shown:
-        named = [(f"row {at} of the probe", names) for at, names in enumerate(shown)]
-        inputs = images.attach(inputs, named)
     network = CausalNetwork(model)
-    hidden = network.backbone(inputs.to(tokens.device))
+    hidden = network.backbone(inputs)
     return head_logits(hidden[:, :-1], network.head)
 
 

@@ -29,6 +29,7 @@ from oxrl.engines.delivery.proof import (
     Compared,
     Distance,
     Forwards,
+    Probe,
     Rows,
     SampledRows,
     Shown,
@@ -40,19 +41,17 @@ from oxrl.engines.delivery.proof import (
     sampled_rows,
 )
 from oxrl.engines.sample import RolloutEngine, RowLogprobs
-from oxrl.engines.sample.rows import pad_rows
 from oxrl.engines.train import Part, TrainEngine
 from oxrl.engines.transport.base import (
     Arrived,
     Copy,
     Fingerprints,
-    Probe,
     WeightTransport,
 )
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
 from oxrl.models.weights import plain_name
-from oxrl.types import Images, Metrics, Rollouts, TokenBatch
+from oxrl.types import Images, Metrics, Rollouts
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
 PERTURBED = -1
@@ -121,13 +120,6 @@ class SyncOptions:
             is delivered.
         """
         return Copy(self.dtype, strength, self.part)
-
-
-class Proved(NamedTuple):
-    """The proof of a delivery: distances of the members, at worst, and their limits."""
-
-    found: Distance
-    limits: Distance
 
 
 class WeightSync:
@@ -251,7 +243,7 @@ class WeightSync:
         self._deliveries += 1
         self._perturbed_once = True
         self._version = version
-        self._record(proved, retries=retries, seconds=monotonic() - start)
+        self._record(*proved, retries=retries, seconds=monotonic() - start)
 
     def metrics(self) -> Metrics:
         """`sync/...` and `time/sync_s` since the last call."""
@@ -319,7 +311,10 @@ class WeightSync:
         every = self.options.probe_every
         return every > 0 and self._deliveries % every == 0
 
-    def _attempt(self, version: int, expected: RowLogprobs, masters: Fingerprints) -> Proved:
+    def _attempt(
+        self, version: int, expected: RowLogprobs, masters: Fingerprints
+    ) -> tuple[Distance, Distance]:
+        """Deliver once; return the distances of the members, at worst, and their limits."""
         if self._perturbed_copy_is_due():
             self._prove_perturbed(expected)
         held = self._load(version, 0.0, masters)
@@ -330,7 +325,7 @@ class WeightSync:
             allowed = self._calibrate()
         worst = _check_distances(distances, allowed)
         self._held = held
-        return Proved(worst, allowed)
+        return worst, allowed
 
     def _masters(self) -> Fingerprints:
         """Fingerprint what the optimizer holds, as it has to be delivered."""
@@ -360,11 +355,10 @@ class WeightSync:
                 )
             held[name] = member.held()
             # What the sampler keeps in a way of its own is only watched for changes.
-            unread = {n: own for n, own in sent.items() if n not in held[name]}
-            known = {n: found for n, found in held[name].items() if n in sent} | unread
-            self._unread = max(self._unread, len(unread))
+            known = {n: found for n, found in held[name].items() if n in sent}
+            self._unread = max(self._unread, len(sent) - len(known))
             try:
-                check_same(sent, known, HELD)
+                check_same(sent, {**sent, **known}, HELD)
             except WeightSyncError as error:
                 raise WeightSyncError(
                     f"{name} was sent weight version {version} and holds something else: {error}"
@@ -429,10 +423,11 @@ class WeightSync:
         return found
 
     def _two_forwards(self, strength: float) -> Forwards:
-        options = self.options
-        probe = Probe(self.rows, options.temperature, self.shown)
-        found = self._transport.score(probe, options.copy(strength))
+        found = self._transport.score(self._asked(), self.options.copy(strength))
         return Forwards(self._compared(found.low), self._compared(found.high))
+
+    def _asked(self) -> Probe:
+        return Probe(self.rows, self.options.temperature, self.shown)
 
     def _compared(self, scores: RowLogprobs) -> RowLogprobs:
         return compared_scores(scores, self.rows, self.options.compared)
@@ -454,21 +449,14 @@ class WeightSync:
 
     def _policy_logprobs(self) -> RowLogprobs:
         """Score the probe as the trainer does."""
-        tokens, lengths = pad_rows(self.rows, torch.device("cpu"))
-        real = torch.arange(tokens.shape[1]) < lengths[:, None]
-        inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
-        if self._images is not None and self.shown:
-            named = [(f"row {at} of the probe", names) for at, names in enumerate(self.shown)]
-            inputs = self._images.attach(inputs, named)
-        said = self.policy.forward(inputs, frozenset({"logprobs"}))
+        said = self.policy.forward(self._asked().batch(self._images), frozenset({"logprobs"}))
         aligned = cast(Tensor, said.logprobs).tolist()
         scores = [row[: len(ids)] for row, ids in zip(aligned, self.rows, strict=True)]
         return self._compared(scores)
 
-    def _record(self, proved: Proved, *, retries: int, seconds: float) -> None:
+    def _record(self, found: Distance, allowed: Distance, *, retries: int, seconds: float) -> None:
         kept = self._metrics
-        found = proved.found
-        share = max(found.shares_of(proved.limits).values())
+        share = max(found.shares_of(allowed).values())
         self._metrics = self._transport.metrics() | {
             "sync/probe_max": max(kept.get("sync/probe_max", 0.0), found.largest),
             "sync/probe_mean": max(kept.get("sync/probe_mean", 0.0), found.mean),
@@ -514,8 +502,13 @@ def check_same(expected: Fingerprints, found: Fingerprints, stage: Stage) -> Non
         WeightSyncError: they are not; names the tensors.
     """
     problems: list[str] = []
-    _note_names(problems, f"never {stage.done}", expected.keys() - found.keys())
-    _note_names(problems, f"not {stage.given}", found.keys() - expected.keys())
+    names = {
+        f"never {stage.done}": expected.keys() - found.keys(),
+        f"not {stage.given}": found.keys() - expected.keys(),
+    }
+    for what, wrong in names.items():
+        if wrong:
+            problems.append(f"{len(wrong)} tensors were {what}: {_some(sorted(wrong))}")
     changed = [
         name for name in sorted(expected) if found.get(name, expected[name]) != expected[name]
     ]
@@ -526,11 +519,6 @@ def check_same(expected: Fingerprints, found: Fingerprints, stage: Stage) -> Non
     if problems:
         more = f" ({len(changed)} tensors differ in all)" if len(changed) > 3 else ""
         raise WeightSyncError("; ".join(problems) + more)
-
-
-def _note_names(problems: list[str], what: str, names: set[str]) -> None:
-    if names:
-        problems.append(f"{len(names)} tensors were {what}: {_some(sorted(names))}")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ loopback device.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
@@ -401,15 +400,6 @@ def _reason(error: Exception) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-@functools.cache
-def leave_with_raylet() -> None:
-    """Have this actor's process end when the raylet that started it does.
-
-    Ray sees to that as a rule; an actor that waits in a collective, for one, was seen to stay.
-    """
-    leave_with_parent()
-
-
 def enter(directory: str) -> None:
     """Have an actor work where the driver does, so that relative paths mean the same, and stay no
     longer than its node.
@@ -417,7 +407,9 @@ def enter(directory: str) -> None:
     Raises:
         ConfigError: its node has no such directory.
     """
-    leave_with_raylet()
+    # The raylet: Ray sees to that as a rule; an actor that waits in a collective, for one, was seen
+    # to stay.
+    leave_with_parent()
     try:
         os.chdir(directory)
     except OSError as error:

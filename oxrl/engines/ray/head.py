@@ -115,8 +115,7 @@ class HeadWatch:
         self._gone_s = gone_s
         self._seen = monotonic()
         self._over = Event()
-        self._thread = Thread(target=self._look, name="ray head", daemon=True)
-        self._thread.start()
+        Thread(target=self._look, name="ray head", daemon=True).start()
 
     def answers(self) -> bool:
         """True if the head answers now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from oxrl.engines.ray.cluster import enter, node_address, unpack
@@ -10,13 +10,12 @@ from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.workers import (
     BuildEngine,
     EngineActor,
-    RolloutWorker,
     RolloutWorkers,
     Weights,
 )
 from oxrl.engines.train import Bucket, Fingerprints
 from oxrl.engines.transport.base import LineError
-from oxrl.engines.transport.ends import End, InProcess, Receives
+from oxrl.engines.transport.ends import Devices, InProcess, Receives
 from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import LostActorError
 
@@ -37,13 +36,13 @@ class RolloutActor(EngineActor):
 
         return unpack(ray.get(reference))  # pyright: ignore[reportAttributeAccessIssue]
 
-    def where(self) -> End:
-        """Return the place where weights arrive."""
-        return End(node_address(), self._end.devices)
+    def where(self) -> Devices:
+        """Return the devices where weights arrive."""
+        return self._end.devices
 
-    def join(self, meeting: Meeting, seats: Seats, address: str) -> None:
+    def join(self, meeting: Meeting, seats: Seats) -> None:
         """Meet the training ranks."""
-        self._end.join(meeting, seats, address)
+        self._end.join(meeting, seats, node_address())
 
     def receive(self, version: int) -> Fingerprints:
         """Load what the training ranks send."""
@@ -56,15 +55,6 @@ class RayRollouts(RolloutWorkers):
     noun = "rollout actor"
     actor = RolloutActor
 
-    @property
-    def workers(self) -> Sequence[RolloutWorker]:
-        """Every worker, in order."""
-        return self._workers
-
-    def contents(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Return the bytes of images of the prompts, by name."""
-        return {} if self._images is None else self._images.contents([*names])
-
     def finish_each(self, begun: Sequence[Any], what: str) -> tuple[list[Any], str]:
         """Collect every worker's answer to a call that they work on together.
 
@@ -74,7 +64,7 @@ class RayRollouts(RolloutWorkers):
         """
         answers: list[Any] = []
         broken = ""
-        for worker, reference in zip(self._workers, begun, strict=True):
+        for worker, reference in zip(self.workers, begun, strict=True):
             try:
                 answers.append(worker.result(reference, what, "sync"))
             except LostActorError as lost:
@@ -92,7 +82,7 @@ class RayRollouts(RolloutWorkers):
             weights: where replacements find what was sent.
         """
         self._weights = weights
-        for worker, fingerprints in zip(self._workers, answers, strict=True):
+        for worker, fingerprints in zip(self.workers, answers, strict=True):
             try:
                 self._prove(worker, fingerprints)
             except LostActorError as lost:

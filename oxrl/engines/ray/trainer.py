@@ -18,7 +18,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Literal,
     NamedTuple,
     NoReturn,
     ParamSpec,
@@ -28,7 +27,7 @@ from typing import (
 import torch
 from torch.nn import Module
 
-from oxrl.engines.delivery.proof import Forwards
+from oxrl.engines.delivery.proof import Forwards, Probe, two_forwards
 from oxrl.engines.ray.cluster import (
     Cluster,
     Packed,
@@ -42,17 +41,11 @@ from oxrl.engines.sample.workers import call_on
 from oxrl.engines.train import BucketStream, Fingerprints, Part
 from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.transport.base import (
-    Copy,
-    LineError,
-    Probe,
-    score_copy,
-)
-from oxrl.engines.transport.ends import End, Sender, Sent, name_of
-from oxrl.engines.transport.line import Meeting, Seat
+from oxrl.engines.transport.base import Copy, LineError, copied
+from oxrl.engines.transport.ends import Devices, Sender, Sent, name_of
+from oxrl.engines.transport.line import SENDER, Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
-from oxrl.models.stored import NamedTensor, NamedTensors
-from oxrl.models.weights import buckets
+from oxrl.models.stored import NamedTensor
 from oxrl.runs.files import size_of
 from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline, Deadlines, Phase
@@ -73,7 +66,6 @@ GRACE_S = 10.0
 BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
 
 
-Stream = Literal["all", "adapter", "merged", "gradients"]
 NewModel = Callable[[], Module]
 NewImages = Callable[[], "ImageStore"]
 
@@ -100,13 +92,14 @@ class RankActor:
         """
         enter(directory)
         os.environ.update(place)
-        self._first = place["RANK"] == "0"
+        self._rank = int(place["RANK"])
+        self._first = self._rank == 0
         self._stack = ExitStack()  # held, because the process group is left when it goes
         self._engines = self._stack.enter_context(build())
         first = next(iter(self._engines.values()))
         self._device = first.device
         self._ranks = first.ranks
-        self._sender = Sender(int(place["RANK"]), int(place["WORLD_SIZE"]))
+        self._sender = Sender(self._rank, int(place["WORLD_SIZE"]))
         return {name: engine.nbytes for name, engine in self._engines.items()}
 
     def call(
@@ -117,14 +110,15 @@ class RankActor:
             found = call_on(self._engines[engine], function, inputs)
         return found if self._first else None
 
-    def where(self) -> End:
-        """Return the place that weights leave from."""
-        return End(node_address(), (name_of(self._device),))
+    def where(self) -> Devices:
+        """Return the device that weights leave from."""
+        return (name_of(self._device),)
 
-    def join(self, meeting: Meeting, seat: Seat, address: str) -> str:
+    def join(self, meeting: Meeting) -> str:
         """Meet the samplers; why that failed, or nothing."""
+        seat = Seat(self._rank, SENDER)
         try:
-            self._sender.join(meeting, seat, address=address, device=self._device)
+            self._sender.join(meeting, seat, address=node_address(), device=self._device)
         except LineError as error:
             return str(error)
         return ""
@@ -178,15 +172,12 @@ class RankActor:
                 images.hold_only(brought.contents, list(brought.contents))
             model = self._model
             del self._model
-            return score_copy(model, weights, probe, copy, images)
+            return two_forwards(model, copied(weights, copy), probe, copy.dtype, images)
 
-    def next_bucket(self, name: str, stream: Stream, start: bool) -> Packed | None:
-        """Return the next bucket of what all ranks gather, or the first; None at the end."""
+    def next_bucket(self, engine: str, part: Part, start: bool) -> Packed | None:
+        """Return the next bucket of gathered weights, or the first; None at the end."""
         if start:
-            engine = self._engines[name]
-            self._stream = (
-                buckets(engine.gradients()) if stream == "gradients" else engine.weights(stream)
-            )
+            self._stream = self._engines[engine].weights(part)
         bucket = next(self._stream, None)
         return pack(bucket) if self._first and bucket is not None else None
 
@@ -237,39 +228,22 @@ class RankGroup:
         """Have every rank work on a method of its actor; what `finish` waits for."""
         return [getattr(actor, method).remote(*inputs) for actor in self._ranks]
 
-    def begin_each(self, method: str, inputs: Sequence[Sequence[Any]]) -> list[Any]:
-        """Begin the same with inputs of its own for each rank."""
-        pairs = zip(self._ranks, inputs, strict=True)
-        return [getattr(actor, method).remote(*own) for actor, own in pairs]
-
-    def call(
-        self,
-        engine: str,
-        function: Callable[Concatenate[Trainer, P], R],
-        *inputs: P.args,
-        **_: P.kwargs,
-    ) -> R:
+    def call(self, deadline: Deadline, engine: str, function: Callable[..., R], *inputs: Any) -> R:
         """Call a method of an engine, or a function of it, on every rank; inputs are positional."""
-        return self.call_within(self.waits.of("step"), engine, function, *inputs)
-
-    def call_within(
-        self, deadline: Deadline, engine: str, function: Callable[..., R], *inputs: Any
-    ) -> R:
-        """Call the same within another deadline than that of a step."""
         shared = self._cluster.put(inputs)  # they enter the object store once
-        calls = [actor.call.remote(engine, function, shared, deadline) for actor in self._ranks]
-        return self.finish(calls, f"{function.__name__} of {engine}", deadline)[0]
+        begun = self.begin("call", engine, function, shared, deadline)
+        return self.finish(begun, f"{function.__name__} of {engine}", deadline)[0]
 
     def free_cache(self) -> None:
         """Have every rank give back the memory of its GPU that it only keeps for later."""
         deadline = self.waits.of("step")
         self.finish(self.begin("free_cache"), "free its cache", deadline)
 
-    def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
-        """Rank 0's next bucket; None at the end of the stream."""
-        calls = [actor.next_bucket.remote(engine, stream, start) for actor in self._ranks]
+    def next_bucket(self, engine: str, part: Part, start: bool) -> Packed | None:
+        """Rank 0's next bucket of weights; None at the end."""
+        begun = self.begin("next_bucket", engine, part, start)
         deadline = self.waits.of("sync", self.sizes[engine])
-        return self.finish(calls, f"gather {stream} of {engine}", deadline)[0]
+        return self.finish(begun, f"gather {part} of {engine}", deadline)[0]
 
     def finish(self, begun: Sequence[Any], asked: str, deadline: Deadline) -> list[Any]:
         """Return every rank's answer, once all have answered.
@@ -358,7 +332,10 @@ class RayTrainer:
         self._call("sync", Trainer.set_weights, list(named))
 
     def weights(self, part: Part = "all") -> BucketStream:
-        return self._stream(part)
+        packed = self._group.next_bucket(self._name, part, start=True)
+        while packed is not None:
+            yield unpack(packed)
+            packed = self._group.next_bucket(self._name, part, start=False)
 
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
         return self._call("sync", Trainer.fingerprints, dtype, part)
@@ -366,15 +343,6 @@ class RayTrainer:
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
         """Read a batch with the model under the adapter: the reference."""
         return self._call("step", Trainer.forward_without_adapter, inputs, want)
-
-    def gradients(self) -> NamedTensors:
-        return (named for bucket in self._stream("gradients") for named in bucket)
-
-    def _stream(self, stream: Stream) -> BucketStream:
-        packed = self._group.next_bucket(self._name, stream, start=True)
-        while packed is not None:
-            yield unpack(packed)
-            packed = self._group.next_bucket(self._name, stream, start=False)
 
     def save(self, directory: Path) -> None:
         self._call("checkpoint", Trainer.save, directory.resolve())
@@ -405,9 +373,9 @@ class RayTrainer:
         **_: P.kwargs,
     ) -> R:
         deadline = self._group.waits.of(phase, self._group.sizes[self._name])
-        return self._group.call_within(deadline, self._name, function, *inputs)
+        return self._group.call(deadline, self._name, function, *inputs)
 
     def _read(self, function: Callable[[Trainer, Path], R], directory: Path) -> R:
         """Call what reads a directory."""
         deadline = self._group.waits.of("load", size_of(directory))
-        return self._group.call_within(deadline, self._name, function, directory.resolve())
+        return self._group.call(deadline, self._name, function, directory.resolve())

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from oxrl.engines.delivery.proof import Forwards
+from oxrl.engines.delivery.proof import Forwards, Probe
 from oxrl.engines.ray.cluster import Passed
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup
 from oxrl.engines.train import Fingerprints
-from oxrl.engines.transport.base import Copy, Probe
-from oxrl.engines.transport.ends import End, Sent
+from oxrl.engines.transport.base import Copy
+from oxrl.engines.transport.ends import Devices, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat
 from oxrl.errors import required
 from oxrl.tables.watch import Deadline
@@ -28,6 +28,8 @@ from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
 
+# The engine whose weights these are, by its name among those of a rank.
+POLICY = "policy"
 # How often lines are laid again before the object store has to do.
 ATTEMPTS = 3
 
@@ -37,7 +39,6 @@ class RayTransport:
 
     Args:
         group: the training ranks.
-        name: of the policy among their engines.
         rollouts: the actors that sample.
         new_model: a model of the policy's architecture, made on rank 0; picklable.
         new_images: an image store there, of a model that reads images; None: it reads none.
@@ -46,13 +47,11 @@ class RayTransport:
     def __init__(
         self,
         group: RankGroup,
-        name: str,
         rollouts: RayRollouts,
         new_model: NewModel,
         new_images: NewImages | None = None,
     ) -> None:
         self._group = group
-        self._name = name
         self._rollouts = rollouts
         self._new_model = new_model
         self._new_images = new_images
@@ -92,18 +91,18 @@ class RayTransport:
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
         group = self._group
-        load = group.waits.of("load", group.sizes[self._name])
+        load = group.waits.of("load", group.sizes[POLICY])
         group.finish(group.begin("make_model", self._new_model), "make a model", load)
         images = self._brought(probe)
         sync = self._deadline
-        begun = group.begin("score_copy", self._name, probe, copy, images, sync)
+        begun = group.begin("score_copy", POLICY, probe, copy, images, sync)
         scored: Forwards | None = group.finish(begun, "score a copy of its weights", sync)[0]
         return required(scored, "scores of rank 0")
 
     @property
     def _deadline(self) -> Deadline:
         """The deadline of a delivery, or of a part of one."""
-        return self._group.waits.of("sync", self._group.sizes[self._name])
+        return self._group.waits.of("sync", self._group.sizes[POLICY])
 
     def metrics(self) -> Metrics:
         passed = Passed.bytes - self._passed
@@ -122,7 +121,8 @@ class RayTransport:
         if self._new_images is None:
             return None
         names = dict.fromkeys(name for images in probe.shown for name in images)
-        return Brought(self._new_images, self._rollouts.contents(names))
+        store = required(self._rollouts.images, "images of the prompts")
+        return Brought(self._new_images, store.contents(names))
 
     def _meet(self) -> str:
         """Lay lines between ranks and actors, where there are none; return why that failed."""
@@ -147,23 +147,22 @@ class RayTransport:
         counts, seats = seating(senders, receivers, call)
         turns = 1 if call == "ipc" else len(senders)
         meeting = Meeting(host, port, name, counts, turns, call, self._deadline.seconds)
-        own = [(meeting, Seat(rank, 0), end.address) for rank, end in enumerate(senders)]
-        joining = self._group.begin_each("join", own)
-        ends = zip(here, seats, receivers, strict=True)
-        coming = [actor.join.remote(meeting, places, end.address) for actor, places, end in ends]
+        joining = self._group.begin("join", meeting)
+        ends = zip(here, seats, strict=True)
+        coming = [actor.join.remote(meeting, places) for actor, places in ends]
         joined = self._group.finish(joining, "meet the samplers", self._deadline)
         refused = [why for why in joined if why]
         _, broken = rollouts.finish_each(coming, "meet the training ranks")
         if not (refused or broken):
             self._met = here
-            log.info("weights go from %d ranks to %d actors by %s", len(own), len(here), call)
+            log.info("weights go from %d ranks to %d actors by %s", len(senders), len(here), call)
         return broken or "; ".join(refused)
 
     def _by_line(self, version: int, copy: Copy) -> tuple[Fingerprints | None, str]:
         """Deliver over lines; return the fingerprints, or else the reason why the lines broke."""
         rollouts = self._rollouts
         rollouts.begin_update(version)
-        sending = self._group.begin("send", self._name, copy, True, self._deadline)
+        sending = self._group.begin("send", POLICY, copy, True, self._deadline)
         receiving = [worker.actor.receive.remote(version) for worker in rollouts.workers]
         sent: list[Sent] = self._group.finish(sending, "send weights", self._deadline)
         answers, broken = rollouts.finish_each(receiving, "receive weights")
@@ -175,9 +174,9 @@ class RayTransport:
 
     def _by_store(self, version: int, copy: Copy) -> Fingerprints:
         self._rollouts.begin_update(version)
-        sending = self._group.begin("send", self._name, copy, False, self._deadline)
+        sending = self._group.begin("send", POLICY, copy, False, self._deadline)
         self._sent = self._group.finish(sending, "lay out weights", self._deadline)
-        return self._rollouts.load(self._kept, version)
+        return self._rollouts.load(self._kept)
 
     def _kept(self) -> list[Any]:
         """Return the references to what the ranks sent last, in its order."""
@@ -189,10 +188,10 @@ class RayTransport:
         return [indexed[index] for index in sorted(indexed)]
 
 
-def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | None:
+def call_between(senders: Sequence[Devices], receivers: Sequence[Devices]) -> Call | None:
     """Choose the call that moves tensors from these ranks to these samplers; None: no line can."""
-    leave = [device for end in senders for device in end.devices]
-    arrive = [device for end in receivers for device in end.devices]
+    leave = list(itertools.chain(*senders))
+    arrive = list(itertools.chain(*receivers))
     if not any(leave) and not any(arrive):
         return "gloo"
     if not (all(leave) and all(arrive)):
@@ -205,7 +204,7 @@ def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | Non
 
 
 def seating(
-    senders: Sequence[End], receivers: Sequence[End], call: Call
+    senders: Sequence[Devices], receivers: Sequence[Devices], call: Call
 ) -> tuple[list[int], list[list[list[Seat]]]]:
     """Give each process a seat on each of its lines; every rank has a line.
 
@@ -215,10 +214,10 @@ def seating(
     lines = range(len(senders))
     counts = [0] * len(senders)
     seats: list[list[list[Seat]]] = []
-    for end in receivers:
+    for devices in receivers:
         own: list[list[Seat]] = []
-        for device in end.devices:
-            on = [line for line in lines if call != "ipc" or device in senders[line].devices]
+        for device in devices:
+            on = [line for line in lines if call != "ipc" or device in senders[line]]
             for line in on:
                 counts[line] += 1
             own.append([Seat(line, counts[line]) for line in on])

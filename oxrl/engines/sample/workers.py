@@ -193,28 +193,10 @@ class RolloutWorker:
         temperature: float = 1.0,
         shown: ShownImages = (),
     ) -> RowLogprobs:
-        return self._group.score(self, rows, temperature, shown)
+        return self._group.score(self, (rows, temperature, shown))
 
     def held(self) -> Fingerprints:
         return self._group.held_by(self)
-
-
-class SeesImages(Protocol):
-    """An engine that was given the images of the prompts."""
-
-    images: ImageStore
-
-
-class Probe(NamedTuple):
-    """Rows of token ids that were scored with the current weights, and their logprobs (nats).
-
-    shown: names of the images of each row; empty: there are none.
-    """
-
-    rows: TokenRows
-    temperature: float
-    logprobs: RowLogprobs
-    shown: ShownImages = ()
 
 
 class RolloutWorkers:
@@ -254,12 +236,12 @@ class RolloutWorkers:
         images: ImageStore | None = None,
     ) -> None:
         self.cluster = cluster
-        self._images = images
+        self.images = images
         self.build = build
         self._waits = waits
         self._nbytes = nbytes
         self._before_wake = before_wake
-        self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
+        self.workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
         # Requests that have lost an actor already.
         self._retried: set[str] = set()
         self._asleep = False
@@ -268,8 +250,9 @@ class RolloutWorkers:
         self._weights: Weights = list
         self._fingerprints: Fingerprints = {}
         self._held: Fingerprints = {}
-        self._probe: Probe | None = None
-        self._version = max(worker.wait_loaded() for worker in self._workers)
+        # Rows that were scored with the current weights, and their logprobs (nats).
+        self._probe: tuple[Scored, RowLogprobs] | None = None
+        self._version = max(worker.wait_loaded() for worker in self.workers)
 
     @property
     def version(self) -> int:
@@ -277,23 +260,23 @@ class RolloutWorkers:
 
     def submit(self, requests: Requests) -> None:
         """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
-        in_flight = {id for worker in self._workers for id in worker.in_flight}
+        in_flight = {id for worker in self.workers for id in worker.in_flight}
         for request in requests:
             if request.id in in_flight:
                 raise EngineError(f"request id {request.id!r} is already being sampled")
         self._set_asleep(False)
         for _, group in groupby(requests, key=lambda request: request.prompt.token_ids):
             samples = list(group)
-            worker = min(self._workers, key=_tokens_in_flight)
+            worker = min(self.workers, key=_tokens_in_flight)
             self._submit_to(worker, samples, self.call)
             worker.in_flight.update((request.id, request) for request in samples)
 
     def _submit_to(self, worker: RolloutWorker, requests: Requests, call: Calling) -> None:
         """Give requests to a worker, and with them the images that they show."""
-        if self._images is None:
+        if self.images is None:
             call(worker, RolloutEngine.submit, requests)
             return
-        contents = self._images.contents(_shown_by(requests))
+        contents = self.images.contents(_shown_by(requests))
         kept = _shown_by([*worker.in_flight.values(), *requests])
         call(worker, submit_with_images, requests, contents, kept)
 
@@ -301,7 +284,7 @@ class RolloutWorkers:
         end = monotonic() + deadline_s
         finished: Responses = []
         while not finished:
-            busy = [worker for worker in self._workers if worker.in_flight]
+            busy = [worker for worker in self.workers if worker.in_flight]
             if not busy:
                 break
             for worker in busy:
@@ -319,7 +302,7 @@ class RolloutWorkers:
             # Somebody who is silent is waited for: either it answers or it is replaced.
             answering = all(worker.polling is None for worker in busy)
             if not finished and answering and monotonic() > end:
-                in_flight = [len(worker.in_flight) for worker in self._workers]
+                in_flight = [len(worker.in_flight) for worker in self.workers]
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for a sampled response: {self.noun}s answer, and "
                     f"have {in_flight} requests in flight. "
@@ -358,7 +341,7 @@ class RolloutWorkers:
 
     def abort(self, ids: Sequence[str]) -> Responses:
         aborted: Responses = []
-        for worker in self._workers:
+        for worker in self.workers:
             wanted = [id for id in ids if id in worker.in_flight]
             if wanted:
                 aborted += self._taken(worker, self.call(worker, abort_answers, wanted))
@@ -373,7 +356,7 @@ class RolloutWorkers:
         """
         self.begin_update(version)
         references = self.cluster.put_buckets(buckets)
-        return self.load(lambda: references, version)
+        return self.load(lambda: references)
 
     def begin_update(self, version: int) -> None:
         """Forget what is known of the weights so far, which other ones are to replace."""
@@ -385,13 +368,12 @@ class RolloutWorkers:
         self._probe = None
         self._version = version
 
-    def load(self, weights: Weights, version: int) -> Fingerprints:
-        """Have every actor load weights that were laid out."""
-        self.begin_update(version)
+    def load(self, weights: Weights) -> Fingerprints:
+        """Have every actor load weights that were laid out, after `begin_update`."""
         self._weights = weights
         references = weights()
-        updates = [w.actor.update_weights.remote(references, version) for w in self._workers]
-        for worker, update in zip(self._workers, updates, strict=True):
+        updates = [w.actor.update_weights.remote(references, self._version) for w in self.workers]
+        for worker, update in zip(self.workers, updates, strict=True):
             try:
                 self._prove(worker, worker.result(update, "update_weights", "sync"))
             except LostActorError as lost:
@@ -419,12 +401,11 @@ class RolloutWorkers:
         if self._held and worker.call(RolloutEngine.held) != self._held:
             raise WeightSyncError(f"{worker.name} computes with other weights than were proved")
         if self._probe is not None:
-            self._check_probe(worker, self._probe)
+            self._check_probe(worker, *self._probe)
 
-    def _check_probe(self, worker: RolloutWorker, probe: Probe) -> None:
-        found = self._scores(worker, probe.rows, probe.temperature, probe.shown, RolloutWorker.call)
-        ours = chain(*found)
-        theirs = chain(*probe.logprobs)
+    def _check_probe(self, worker: RolloutWorker, asked: Scored, expected: RowLogprobs) -> None:
+        ours = chain(*self._scores(worker, asked, RolloutWorker.call))
+        theirs = chain(*expected)
         worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         if not worst <= AGREEMENT:
             raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
@@ -436,11 +417,11 @@ class RolloutWorkers:
         shown: ShownImages = (),
     ) -> RowLogprobs:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self.score(self._workers[0], rows, temperature, shown)
+        return self.score(self.workers[0], (rows, temperature, shown))
 
     def held(self) -> Fingerprints:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self.held_by(self._workers[0])
+        return self.held_by(self.workers[0])
 
     def held_by(self, worker: RolloutWorker) -> Fingerprints:
         """Fingerprint the weights that one actor computes with; kept to check replacements."""
@@ -452,40 +433,28 @@ class RolloutWorkers:
     @property
     def members(self) -> Mapping[str, RolloutWorker]:
         """Every worker by name, for what has to be asked of each."""
-        return {worker.name: worker for worker in self._workers}
+        return {worker.name: worker for worker in self.workers}
 
-    def score(
-        self,
-        worker: RolloutWorker,
-        rows: TokenRows,
-        temperature: float,
-        shown: ShownImages = (),
-    ) -> RowLogprobs:
-        """Return one actor's scores of `rows`; kept to check replacements."""
+    def score(self, worker: RolloutWorker, asked: Scored) -> RowLogprobs:
+        """Return one actor's scores of rows; kept to check replacements."""
         self._set_asleep(False)
-        scores = self._scores(worker, rows, temperature, shown, self.call)
-        self._probe = Probe(rows, temperature, scores, shown)
+        scores = self._scores(worker, asked, self.call)
+        self._probe = (asked, scores)
         return scores
 
-    def _scores(
-        self,
-        worker: RolloutWorker,
-        rows: TokenRows,
-        temperature: float,
-        shown: ShownImages,
-        call: Calling,
-    ) -> RowLogprobs:
+    def _scores(self, worker: RolloutWorker, asked: Scored, call: Calling) -> RowLogprobs:
         """Score rows by one actor, which is given the images that they show."""
-        if self._images is None or not shown:
+        rows, temperature, shown = asked
+        if self.images is None or not shown:
             return call(worker, RolloutEngine.logprobs, rows, temperature)
         names = dict.fromkeys(name for images in shown for name in images)
-        contents = self._images.contents(names)
+        contents = self.images.contents(names)
         kept = [*_shown_by(worker.in_flight.values()), *names]
-        return call(worker, score_with_images, (rows, temperature, shown), contents, kept)
+        return call(worker, score_with_images, asked, contents, kept)
 
     def metrics(self) -> Metrics:
         """See RolloutEngine: counts and rates are summed over actors, means averaged."""
-        parts = [self.call(worker, RolloutEngine.metrics) for worker in self._workers]
+        parts = [self.call(worker, RolloutEngine.metrics) for worker in self.workers]
         merged: Metrics = {}
         for name in parts[0]:
             merged[name] = sum(part[name] for part in parts)
@@ -506,13 +475,13 @@ class RolloutWorkers:
 
         A cluster is its owner's to close.
         """
-        closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self._workers]
+        closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self.workers]
         self.cluster.wait(closing, timeout=CLOSE_S, count=len(closing))
-        for worker in self._workers:
+        for worker in self.workers:
             self.cluster.end(worker.actor)
 
     def _sleep_if_idle(self) -> None:
-        if self._before_wake and not any(worker.in_flight for worker in self._workers):
+        if self._before_wake and not any(worker.in_flight for worker in self.workers):
             self._set_asleep(True)
 
     def _set_asleep(self, asleep: bool) -> None:
@@ -520,7 +489,7 @@ class RolloutWorkers:
             if self._before_wake and not asleep:
                 self._before_wake()
             change = RolloutEngine.sleep if asleep else RolloutEngine.wake
-            for worker in self._workers:
+            for worker in self.workers:
                 self.call(worker, change)
             self._asleep = asleep
 
@@ -604,7 +573,7 @@ def score_with_images(
 
 def _images_of(engine: RolloutEngine) -> ImageStore:
     """Return the images of an engine that samples from a model that reads them."""
-    return cast("SeesImages", engine).images
+    return cast("Any", engine).images
 
 
 def call_on(engine: object, function: Calling, inputs: Sequence[Any]) -> Any:

@@ -6,22 +6,14 @@ fingerprints and log-probabilities, never a tensor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from torch.nn import Module
 
-from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train import (
-    BucketStream,
-    Fingerprints,
-    Part,
-)
+from oxrl.engines.delivery.proof import Forwards, Probe, perturb
+from oxrl.engines.train import BucketStream, Fingerprints, Part
 from oxrl.errors import EngineError
-from oxrl.types import Images, Metrics
-
-if TYPE_CHECKING:
-    pass
+from oxrl.types import Metrics
 
 # How names in a sampler's answer begin: of weights that it made, and of what it made them from.
 MADE = "made/"
@@ -78,14 +70,6 @@ class Arrived(NamedTuple):
             kind = next((kind for kind in (MADE, BASE) if name.startswith(kind)), "")
             parts[kind][name.removeprefix(kind)] = found
         return cls(parts[""], parts[MADE], parts[BASE])
-
-
-class Probe(NamedTuple):
-    """Rows of token ids to be scored, at a temperature, and the images that each shows."""
-
-    rows: Rows
-    temperature: float
-    shown: Shown
 
 
 class WeightTransport(Protocol):
@@ -145,33 +129,3 @@ def copied(weights: BucketStream, copy: Copy) -> BucketStream:
         if copy.strength:
             cast = [(name, perturb(tensor, copy.strength)) for name, tensor in cast]
         yield cast
-
-
-def score_copy(
-    model: Module,
-    weights: BucketStream,
-    probe: Probe,
-    copy: Copy,
-    images: Images = None,
-) -> Forwards:
-    """Score the probe with a model that is given a copy of the weights.
-
-    Args:
-        model: of the policy's architecture; its weights do not matter.
-        weights: every one, as the policy has it.
-        probe: the rows that it reads.
-        copy: which copy: dtype and how much of it is new.
-        images: those that rows of the probe show; None: there are none.
-
-    Returns:
-        What the model says in the sampler's dtype and in a higher one.
-    """
-    return two_forwards(
-        model,
-        copied(weights, copy),
-        probe.rows,
-        dtype=copy.dtype,
-        temperature=probe.temperature,
-        images=images,
-        shown=probe.shown,
-    )

@@ -6,16 +6,10 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
-from oxrl.engines.delivery.proof import Forwards
+from oxrl.engines.delivery.proof import Forwards, Probe, two_forwards
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.train import BucketStream, TrainEngine
-from oxrl.engines.transport.base import (
-    Copy,
-    Fingerprints,
-    Probe,
-    copied,
-    score_copy,
-)
+from oxrl.engines.transport.base import Copy, Fingerprints, copied
 from oxrl.models.fingerprints import fingerprint
 from oxrl.types import Images, Metrics
 
@@ -53,8 +47,8 @@ class Direct:
         return self._sent
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
-        weights = self._policy.weights(copy.part)
-        return score_copy(self._new_model(), weights, probe, copy, self._images)
+        weights = copied(self._policy.weights(copy.part), copy)
+        return two_forwards(self._new_model(), weights, probe, copy.dtype, self._images)
 
     def metrics(self) -> Metrics:
         passed = float(self._passed)

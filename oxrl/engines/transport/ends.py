@@ -17,23 +17,18 @@ from oxrl.engines.transport.line import Action, Line, Meeting, Seat, Seats
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import Whole, in_one_piece
 
-
-class End(NamedTuple):
-    """An end of a line: its node's address, and the GPU of each process there ("" is a CPU)."""
-
-    address: str
-    devices: tuple[str, ...]
+# Of an end of lines, the GPU of each process there; "" for a CPU.
+Devices = tuple[str, ...]
 
 
 class Sent(NamedTuple):
     """A report of what a rank has sent.
 
-    bytes: of tensors. buckets: that it sent. in_flight: the most that it held at a time.
+    bytes: of tensors. in_flight: the most buckets that it held at a time.
     broken: why it stopped; empty: it did not.
     """
 
     bytes: int
-    buckets: int
     in_flight: int
     broken: str
 
@@ -97,7 +92,7 @@ class Sender:
         self, weights: Iterator[OneRanksBucket], copy: Copy, line: Line | None, broken: str
     ) -> Sent:
         waiting: list[Action] = []
-        size = most = sent = count = 0
+        size = most = count = 0
         filled = (bucket for bucket in weights if bucket is None or bucket)
         for index, bucket in enumerate(filled):
             count = index + 1
@@ -114,11 +109,10 @@ class Sender:
             if line and not broken:
                 broken = self._settle(waiting) or _begin(line, whole, waiting)
             size += whole.memory.nbytes
-            sent += 1
         broken = broken or self._settle(waiting)
         if line and not broken and _is_turn(count, self._turn):
             broken = _why_broken(line.finish)
-        return Sent(size, sent, most, broken)
+        return Sent(size, most, broken)
 
     def _settle(self, waiting: list[Action]) -> str:
         """Wait until what was sent has arrived; return why it broke, or nothing."""
@@ -200,7 +194,7 @@ class Receives(Protocol):
     """An engine as one end of lines."""
 
     @property
-    def devices(self) -> tuple[str, ...]:
+    def devices(self) -> Devices:
         """The GPU of each process that receives; "" for a CPU."""
         ...
 
@@ -225,7 +219,7 @@ class InProcess:
         self._receiver: Receiver | None = None
 
     @property
-    def devices(self) -> tuple[str, ...]:
+    def devices(self) -> Devices:
         return (name_of(self._device()),)
 
     def _device(self) -> torch.device:
