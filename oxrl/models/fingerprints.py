@@ -120,6 +120,15 @@ def joined(pieces: Iterable[Piece]) -> str:
     return sha256(f"{size} {total}".encode()).hexdigest()[:16]
 
 
+def joined_reports(reports: Iterable[HeldPieces]) -> dict[str, str]:
+    """The fingerprint of each weight, by name, of which several workers hold pieces."""
+    pieces: HeldPieces = {}
+    for report in reports:
+        for name, held in report.items():
+            pieces.setdefault(name, []).extend(held)
+    return {name: joined(held) for name, held in pieces.items()}
+
+
 def _plain(values: Tensor) -> Tensor:
     """A contiguous copy with one kind of zero."""
     if not values.is_floating_point():

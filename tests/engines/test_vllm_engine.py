@@ -293,7 +293,8 @@ def test_a_tied_output_head_that_vllm_leaves_stale_is_caught(
         """As vLLM's own packed copy of a head is, which its reload does not renew."""
         head = vllm_model.lm_head
         stale = head.weight.detach().roll(1, 0)
-        head.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, stale, bias)
+        linear = torch.nn.functional.linear
+        monkeypatch.setattr(head, "cpu_linear", lambda x, weight, bias: linear(x, stale, bias))
 
     monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", leave_stale)
     with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):

@@ -35,7 +35,7 @@ from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import vision_family
-from oxrl.models.fingerprints import HeldPieces, joined
+from oxrl.models.fingerprints import joined_reports
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
@@ -373,11 +373,7 @@ class VllmEngine(Sampler):
 
     def held(self) -> Fingerprints:
         """See RolloutEngine. On a CPU, packed weights are read through the layers that use them."""
-        pieces: HeldPieces = {}
-        for report in self._rpc("oxrl_held"):
-            for name, held in report.items():
-                pieces.setdefault(name, []).extend(held)
-        return {name: joined(held) for name, held in pieces.items()}
+        return joined_reports(self._rpc("oxrl_held"))
 
     def _load(self, buckets: Buckets) -> Exception | None:
         """Load until the end, or until vLLM fails; return its error."""

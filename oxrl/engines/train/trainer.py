@@ -525,7 +525,7 @@ class Trainer(ABC):
         """See TrainEngine. Ranks read what they hold, and join what they found."""
         from oxrl.models.fingerprints import (  # of samplers that have weights of their own
             HeldPieces,
-            joined,
+            joined_reports,
             pieces_of,
         )
 
@@ -533,11 +533,7 @@ class Trainer(ABC):
         for piece, shape in self._master_pieces(part):
             values = piece.values if dtype is None else piece.values.to(dtype)
             own[piece.name] = pieces_of(values, shape, piece.start)
-        every: HeldPieces = {}
-        for found in self.ranks.gather(own):
-            for name, pieces in found.items():
-                every.setdefault(name, []).extend(pieces)
-        return {name: joined(pieces) for name, pieces in every.items()}
+        return joined_reports(self.ranks.gather(own))
 
     def _master_pieces(self, part: Part) -> Iterator[tuple[PieceOfWeight, torch.Size]]:
         """Yield this rank's pieces of what `weights` has to yield, each with the shape of the whole
