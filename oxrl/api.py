@@ -142,11 +142,8 @@ def load_run(
     path = Path(directory)
     if not is_run(path):
         raise RunDirectoryError(f"{path} is no run directory: it has no config.yaml of a run")
-    objects: FieldValues = {}
-    for value in (reward, environment, gate, *_several(feature)):
-        if value is not None:
-            objects[name_of(value)] = value
-    return Run(path, objects)
+    given = (reward, environment, gate, *_several(feature))
+    return Run(path, {name_of(value): value for value in given if value is not None})
 
 
 class Run:

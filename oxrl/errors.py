@@ -25,6 +25,22 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def counted(number: int, unit: str, plural: str = "s") -> str:
+    """Write a number of things: "1 row", "2,000 rows".
+
+    Args:
+        number: of them.
+        unit: one of them.
+        plural: what follows its name where they are several.
+    """
+    return f"{number:,} {unit}{'' if number == 1 else plural}"
+
+
+def shortened(text: str) -> str:
+    """Cut a text that is longer than a line."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def known(value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`.
 

@@ -337,7 +337,7 @@ def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
     if isinstance(value, RowBatch):
         return value.select(rows, length)
     picked = value.index_select(0, rows.to(value.device))
-    return picked[:, :length] if length is not None and picked.ndim >= 2 else picked
+    return picked[:, :length] if picked.ndim >= 2 else picked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from oxrl.data.actions import ActionHead, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.fast import FastCode, read_code
 from oxrl.data.turns import TurnEncoder
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, shortened
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.types import TokenIds
 
@@ -126,11 +126,7 @@ def _check_same(head: ActionHead, trained: ActionHead, model: str) -> None:
         then = getattr(trained, field.name)
         if now != then:
             raise ConfigError(
-                f"action: {field.name} is {_short(now)}, and {model} was trained with "
-                f"{_short(then)}: say the same in section action, or leave action.statistics out"
+                f"action: {field.name} is {shortened(str(now))}, and {model} was trained with "
+                f"{shortened(str(then))}: say the same in section action, or leave "
+                "action.statistics out"
             )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

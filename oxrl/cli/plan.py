@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxrl.cli.console import ConfigFile, Overrides, load, say
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, counted
 from oxrl.plan.plan import plan_text
 from oxrl.plan.preflight_process import examine_apart
 
@@ -19,5 +19,5 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
         else:
             say(f"{state:<11}{subject}: {text}")
     if wrong:
-        count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
+        count = counted(len(wrong), "problem")
         raise ConfigError("\n\n".join((f"{count} in what {config} names", *wrong.values())))

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from oxrl.config.schema import FIELDS
-from oxrl.tables.policy import ROWS
+from oxrl.config import schema
 
 REQUIRED = "none: it has to be given"
 
@@ -19,11 +18,6 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: field -> value, as a run recorded it.
     """
-    row = ROWS.get(str(config.get("train.alg_name")))
-    of_row = {} if row is None else {f"train.{key}": value for key, value in row.defaults.items()}
-    found: dict[str, Any] = {}
-    for path in config:
-        default = FIELDS[path].default if path in FIELDS else None
-        default = of_row.get(path, default)
-        found[path] = REQUIRED if default is PydanticUndefined else default
-    return found
+    defaults = schema.defaults_of(str(config.get("train.alg_name")))
+    found = {path: defaults.get(path) for path in config}
+    return {path: REQUIRED if at is PydanticUndefined else at for path, at in found.items()}

@@ -47,7 +47,7 @@ def run_export(
     """
     name = str(source)
     source = Path(source)
-    looks_local = name.startswith((".", "~", "/")) or not name.count("/") or name.count("/") > 1
+    looks_local = name.startswith((".", "~", "/")) or name.count("/") != 1
     if not source.is_dir() and looks_local and not is_builtin(name):
         raise DataError(f"{source} is no folder; give that of a model, of a checkpoint or of a run")
     place = checked_place(out, source, overwrite=overwrite)

@@ -29,7 +29,7 @@ from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
 from oxrl.commands.loop import train, training_ranks
 from oxrl.config import load_config
 from oxrl.engines.train import TrainEngine
-from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
+from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError, shortened
 from oxrl.flat_config import recorded_config
 from oxrl.recipes.follower import Follower
 from oxrl.recipes.session import P, Progress, SessionOptions
@@ -424,5 +424,4 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(json.dumps(value, ensure_ascii=False))

@@ -174,8 +174,11 @@ def report(found: Comparison) -> str:
     rescored = [float(one.score.value or 0.0) for one in both]
     differences = [abs(one.difference or 0.0) for one in both]
     changed = [value for value in differences if value > EQUAL]
-    lines = [f"{len(samples)} samples in {found.groups} groups"]
-    lines += ["", f"{'':<24}{'recorded':>14}{'now':>14}"]
+    lines = [
+        f"{len(samples)} samples in {found.groups} groups",
+        "",
+        f"{'':<24}{'recorded':>14}{'now':>14}",
+    ]
     for outcome in OUTCOMES:
         before = sum(one.line["status"] == outcome for one in samples)
         now = sum(one.score.status == outcome for one in samples)

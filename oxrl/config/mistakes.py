@@ -28,7 +28,7 @@ from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
 from oxrl.config.sections.reward import RewardPart
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import AS_IT_IS, UNSET, Problem, Source
-from oxrl.errors import did_you_mean
+from oxrl.errors import counted, did_you_mean, shortened
 from oxrl.flat_config import PARTS
 from oxrl.redact import HIDDEN, SECRET_NAME
 from oxrl.tables.cells import CELLS as TABLE
@@ -231,7 +231,7 @@ def report(
         block = f"{place}: {problem.path}{_shown_value(problem, cfg)}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
     blocks.sort(key=itemgetter(0))
-    count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
+    count = counted(len(blocks), "problem")
     return f"{count} in {source.file}\n\n" + "\n".join(block for _, block in blocks)
 
 
@@ -249,7 +249,7 @@ def _shown_value(problem: Problem, cfg: Config) -> str:
         text = "null"
     elif isinstance(value, bool):
         text = text.lower()
-    return f" = {text}" if len(text) <= 80 else f" = {text[:77]}..."
+    return f" = {shortened(text)}"
 
 
 def why_unread(path: str, cfg: Config) -> str:

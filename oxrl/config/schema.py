@@ -147,11 +147,8 @@ def with_defaults(values: GivenValues) -> FieldValues:
 
 def _action_tokens(values: GivenValues) -> int:
     """Tokens of a turn of actions; 0 where turns are text, or where that is still in doubt."""
-    given = _fields(values, "action")
-    if not given:
-        return 0
     try:
-        return ActionConfig.model_validate(dict(given)).tokens
+        return ActionConfig.model_validate(dict(_fields(values, "action"))).tokens
     except ValidationError:
         return 0
 
@@ -171,6 +168,18 @@ FIELDS: dict[str, FieldInfo] = {
     for section, model in SECTIONS.items()
     for name, field in model.model_fields.items()
 }
+
+
+def defaults_of(algorithm: str) -> FieldValues:
+    """The value of every field where nobody sets it, by dotted path; the algorithm's row has some.
+
+    Args:
+        algorithm: as `train.alg_name`.
+    """
+    found: FieldValues = {path: field.default for path, field in FIELDS.items()}
+    if algorithm in ROWS:
+        found |= {f"train.{name}": value for name, value in ROWS[algorithm].defaults.items()}
+    return found
 
 
 def config_schema() -> FieldValues:

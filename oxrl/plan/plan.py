@@ -10,7 +10,7 @@ from oxrl.config.conditions import generates_answers
 from oxrl.config.reads import models_trained
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import told_origin
-from oxrl.errors import DataError, UnreachableError
+from oxrl.errors import DataError, UnreachableError, counted
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import disk_needed, memory, on_cpu, sync_bytes
@@ -55,15 +55,15 @@ def _rl_batch(cfg: Config) -> Lines:
     rows = prompts * samples
     rollouts = steps // updates
     responses = rollouts * rows
-    all_rows = _count(rows, "row")
-    group = f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')} = {all_rows}"
-    share = f"{_count(minibatches, 'minibatch', 'es')} of {_count(rows // minibatches, 'row')}"
-    passes = f"{_count(cfg.train.epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
-    total = f"{_count(steps, 'optimizer step')} = {_count(rollouts, 'rollout step')}"
+    all_rows = counted(rows, "row")
+    group = f"{counted(prompts, 'prompt')} x {counted(samples, 'sample')} = {all_rows}"
+    share = f"{counted(minibatches, 'minibatch', 'es')} of {counted(rows // minibatches, 'row')}"
+    passes = f"{counted(cfg.train.epochs, 'epoch')} = {counted(updates, 'optimizer step')}"
+    total = f"{counted(steps, 'optimizer step')} = {counted(rollouts, 'rollout step')}"
     lag = ""
     if cfg.sampling_block:
         lag = (
-            f"; {_count(cfg.sampling_block, 'rollout step')} at a time, while earlier ones train, "
+            f"; {counted(cfg.sampling_block, 'rollout step')} at a time, while earlier ones train, "
             f"at most {(2 * cfg.sampling_block - 1) * updates} weight versions old"
         )
     return {
@@ -78,8 +78,8 @@ def _supervised_batch(cfg: Config) -> Lines:
     rows = cfg.data.rows_per_step
     steps = cfg.run.steps
     return {
-        "update": f"{_count(rows, 'row')} per optimizer step",
-        "total": f"{_count(steps, 'optimizer step')} = {_count(steps * rows, 'row')}",
+        "update": f"{counted(rows, 'row')} per optimizer step",
+        "total": f"{counted(steps, 'optimizer step')} = {counted(steps * rows, 'row')}",
         "data": _passes(cfg, steps * rows, "rows"),
     }
 
@@ -91,7 +91,7 @@ def _rejection_batch(cfg: Config) -> Lines:
     except UnreachableError:
         return _supervised_batch(cfg)
     asked = (
-        f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')}"
+        f"{counted(prompts, 'prompt')} x {counted(samples, 'sample')}"
         f" = {prompts * samples:,} responses; rows are those that are kept"
     )
     return _supervised_batch(cfg) | {"data": f"{cfg.data.train}: {asked}"}
@@ -106,12 +106,12 @@ def _evaluation(cfg: Config) -> Lines:
         return {"eval": f"{cfg.data.eval}: unknown rows"}
     if cfg.data.eval_rows is not None:
         rows = min(rows, cfg.data.eval_rows)
-    text = f"{_count(rows, 'row')} of {cfg.data.eval}"
+    text = f"{counted(rows, 'row')} of {cfg.data.eval}"
     if cfg.recipe == "rl" or generates_answers(cfg):
-        text += f" x {_count(cfg.rollout.eval_samples, 'sample')}"
+        text += f" x {counted(cfg.rollout.eval_samples, 'sample')}"
     text += ", "
     if cfg.run.eval_every:
-        text += f"every {_count(cfg.run.eval_every, 'optimizer step')} and "
+        text += f"every {counted(cfg.run.eval_every, 'optimizer step')} and "
     return {"eval": f"{text}at the end"}
 
 
@@ -125,7 +125,7 @@ def _passes(cfg: Config, drawn: int, unit: str) -> str:
     passes = f" = {share:.2f} passes over the data" if rows else ""
     if 0 < share < 0.01:
         passes = ", less than a hundredth of them"
-    return f"{', '.join(files)}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
+    return f"{', '.join(files)}: {counted(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 
 
 def count_rows(path: str) -> int:
@@ -201,7 +201,3 @@ def _waits(cfg: Config) -> str:
         f"a run gives up where nothing moves for: {shown} (a checkpoint: no further byte; "
         "a rollout: no further answer)"
     )
-
-
-def _count(number: int, unit: str, plural: str = "s") -> str:
-    return f"{number:,} {unit}{'' if number == 1 else plural}"

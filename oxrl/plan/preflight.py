@@ -40,6 +40,7 @@ from oxrl.errors import (
     MissingExtraError,
     OxrlError,
     UnreachableError,
+    counted,
 )
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.dims import ModelDims, model_dims
@@ -260,11 +261,10 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
     if prepared.tokenizer is None:
         return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
     first, longest = dataset.first(path, prepared.tokenizer, options, RENDERED, wordiest)
-    units = [unit for made in first for unit in made]
-    if held_out:
-        return f"{rows} of {name}, with up to {longest:,} tokens"
-    prepared.longest = max(prepared.longest, longest)
-    if cfg.recipe in SAMPLING:
+    if not held_out:
+        prepared.longest = max(prepared.longest, longest)
+    if not held_out and cfg.recipe in SAMPLING:
+        units = [unit for made in first for unit in made]
         # In the order of the run: neighbours in a file are often of one kind.
         draws = range(min(REHEARSED, len(units)))
         drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
@@ -306,8 +306,7 @@ def _read_all(
         count += 1
     if not count:
         raise DataError(f"{path}: the file has no rows")
-    told = f"{count:,} rows" if count > 1 else "1 row"
-    return told, [row for _, _, row in wordiest]
+    return counted(count, "row"), [row for _, _, row in wordiest]
 
 
 def check_reward(cfg: Config, prepared: Prepared) -> str:

@@ -19,7 +19,7 @@ from oxrl.config.checks.usual import (
     check_sampling,
     check_training_files,
 )
-from oxrl.config.schema import FIELDS, Config
+from oxrl.config.schema import Config, defaults_of
 from oxrl.config.source import Problems
 from oxrl.modelfiles.folder import vision_family
 from oxrl.tables.cells import GROUPS
@@ -88,8 +88,7 @@ def is_plain(cfg: Config) -> bool:
     model of text, where all but the usual fields are as the algorithm or their lines have them.
     """
     row = ROWS[cfg.train.alg_name]
-    defaults = {path: field.default for path, field in FIELDS.items()}
-    defaults |= {f"train.{name}": value for name, value in row.defaults.items()}
+    defaults = defaults_of(row.name)
     if any(attrgetter(path)(cfg) != defaults[path] for path in defaults.keys() - USUAL):
         return False
     others = set(row.needs) - {GROUPS.name}
