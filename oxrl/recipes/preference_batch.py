@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -187,7 +187,7 @@ def update_moments(memory: Memory, values: Tensor) -> tuple[float, float]:
     return memory["mean"], memory["std"]
 
 
-STATISTICS: dict[str, Callable[[BeforeStep], Tensor]] = {
+STATISTICS = {
     "kl_baseline": kl_baseline,
     "reward_shift": reward_shift,
     "matched_ref_margins": matched_ref_margins,

@@ -96,7 +96,7 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
     lengths = [rollout.completion.sampled for rollout in rollouts]
     truncated = [how_it_ended(rollout.completion) == "truncated" for rollout in rollouts]
     count = max(len(rollouts), 1)
-    metrics: Metrics = {
+    metrics = {
         "eval/reward": float(rewards.mean()),
         "eval/responses": float(len(rollouts)),
         "eval/errors": float(values.count(None)),

@@ -38,7 +38,7 @@ class SupervisedLearner(Learner[Example]):
         )
         targets = batch.inputs.response_mask
         tokens = float(batch.inputs.attention_mask.sum())
-        metrics: Metrics = {
+        metrics = {
             "data/tokens": float(targets.sum()),
             "data/rows": float(len(units)),
             "data/empty_rows": float((~targets.any(1)).sum()),

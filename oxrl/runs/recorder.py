@@ -88,7 +88,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._append(SAMPLES, samples)
         self.show(samples)
 
-    def record_rollouts(self, step: int, tensors: TensorMap) -> Path:
+    def record_rollouts(self, step: int, tensors: TensorMap) -> None:
         """Write rollouts/step_<8 digits>.safetensors, whole or not at all."""
         path = self._rollouts / f"step_{step:08d}.safetensors"
         try:
@@ -97,7 +97,6 @@ class Recorder(AbstractContextManager["Recorder"]):
         except OSError as error:
             raise _cannot_record(path, error) from error
         self.keep_rollouts(step)
-        return path
 
     def keep_rollouts(self, step: int) -> None:
         """Say that what is in rollouts/ of `step` is complete, and stays there on a resume."""

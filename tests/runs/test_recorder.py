@@ -84,8 +84,8 @@ def test_what_json_cannot_hold_is_refused_by_name(run: RunDirectory) -> None:
 def test_rollouts_are_readable_safetensors_named_by_step(run: RunDirectory) -> None:
     tokens = torch.arange(6).reshape(2, 3)
     with Recorder(run) as recorder:
-        path = recorder.record_rollouts(7, {"tokens": tokens.T, "logprobs": torch.zeros(2)})
-    assert path.name == "step_00000007.safetensors"
+        recorder.record_rollouts(7, {"tokens": tokens.T, "logprobs": torch.zeros(2)})
+    path = run.rollouts / "step_00000007.safetensors"
     assert torch.equal(load_file(path)["tokens"], tokens.T)
 
 
