@@ -71,8 +71,8 @@ class FastCode:
     def pieces(self) -> list[tuple[int, ...]]:
         """The rounded coefficients that each piece stands for."""
         found: list[tuple[int, ...]] = [(value,) for value in range(self.least, self.most + 1)]
-        for merge in self.merges:
-            found.append(found[merge.left] + found[merge.right])
+        for left, right in self.merges:
+            found.append(found[left] + found[right])
         return found
 
     def coefficients(self, numbers: Table) -> Table:

@@ -22,12 +22,12 @@ MOST_BYTES = 2 << 30
 # A block that transformers adds to the language, and that renders what is inside.
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 REFUSED = 3
-CONVERSATION = (
+CONVERSATION = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "1 + 1?"},
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "and 2 + 2?"},
-)
+]
 
 
 @lru_cache(maxsize=8)
@@ -63,8 +63,7 @@ def require_end(template: str) -> None:
 
 def conversations() -> list[list[Texts]]:
     """Return the trial's conversations: with and without a system message, one turn and two."""
-    messages = [dict(message) for message in CONVERSATION]
-    return [messages[1:2], messages[:2], messages[1:], messages]
+    return [CONVERSATION[1:2], CONVERSATION[:2], CONVERSATION[1:], CONVERSATION]
 
 
 def try_here(template: str) -> int:

@@ -32,7 +32,7 @@ TINY_VISION = {
     "head_dim": 16,
 }
 # Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
-BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = {
+BUILTIN_DIMS: Mapping[str, Mapping[str, Any]] = {
     # 0.15M parameters: what the quickstart trains in minutes on two CPU cores.
     "builtin:tiny": {
         "vocab_size": VOCABULARY,
@@ -108,9 +108,12 @@ def builtin_policy(name: str, *, seed: int) -> Qwen3ForCausalLM:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    dims: dict[str, Any] = dict(BUILTIN_DIMS[name])
     config = Qwen3Config(
-        **dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None
+        **BUILTIN_DIMS[name],
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

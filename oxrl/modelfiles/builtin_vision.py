@@ -32,7 +32,7 @@ MOST_PIXELS = 4096
 
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 FIELDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-IMAGE_IDS: Mapping[str, int] = {
+IMAGE_IDS: Mapping[str, Any] = {
     name: len(SPECIAL_TOKENS) + place for place, name in enumerate(FIELDS)
 }
 CHAT_TEMPLATE = (
@@ -59,14 +59,14 @@ def vision_config(name: str) -> Qwen3VLConfig:
     """The architecture of a built-in model that reads images."""
     from transformers import Qwen3VLConfig
 
-    text: dict[str, Any] = dict(BUILTIN_DIMS[name])
     rotations = {
         "rope_type": "default",
         "rope_theta": BASE,
         "mrope_section": [2, 3, 3],
         "mrope_interleaved": True,
     }
-    text |= {
+    text = {
+        **BUILTIN_DIMS[name],
         "rope_parameters": rotations,
         "initializer_range": SPREAD,
         "tie_word_embeddings": True,
@@ -74,7 +74,7 @@ def vision_config(name: str) -> Qwen3VLConfig:
         "eos_token_id": 1,
         "bos_token_id": None,
     }
-    tower: dict[str, Any] = {
+    tower = {
         "depth": DEPTH[name],
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -87,8 +87,9 @@ def vision_config(name: str) -> Qwen3VLConfig:
         "num_position_embeddings": PLACES[name],
         "initializer_range": SPREAD,
     }
-    tokens: dict[str, Any] = dict(IMAGE_IDS)
-    return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **tokens)
+    return Qwen3VLConfig(
+        text_config=text, vision_config=tower, tie_word_embeddings=True, **IMAGE_IDS
+    )
 
 
 def vision_policy(name: str, seed: int) -> Qwen3VLForConditionalGeneration:

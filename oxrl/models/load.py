@@ -82,14 +82,15 @@ def load_tokenizer(
     if is_builtin(name):
         tokenizer = _made_up(name).tokenizer()
     else:
-        read: Any = AutoTokenizer.from_pretrained
         if Path(name).is_dir() and not has_tokenizer(Path(name)):
             raise DataError(
                 f"model.name: {name!r} holds no tokenizer: no tokenizer.json, vocabulary or "
                 "sentencepiece model; copy the files of the one that the model was trained with"
             )
         with named_in_errors("tokenizer", name):
-            tokenizer = read(name, trust_remote_code=trust_remote_code, revision=revision or "main")
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=trust_remote_code, revision=revision or "main"
+            )
     if tokenizer.eos_token_id is None:
         raise DataError(
             f"the tokenizer of {name!r} has no end-of-sequence token; set eos_token in its files"

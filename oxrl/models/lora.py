@@ -127,8 +127,8 @@ def _measure_rows(model: PreTrainedModel) -> None:
             flat = torch.empty(weight.numel(), dtype=weight.dtype)
             later.stored[f"{name}.weight"].fill(flat)
             weight = flat.view(weight.shape)
-        parts = [layer.lora_A, layer.lora_B, layer.lora_magnitude_vector]
-        for parameter in (part["default"].weight for part in parts):
+        for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+            parameter = part["default"].weight
             parameter.data = at_least_float32(parameter.data)
         magnitude = layer.lora_magnitude_vector["default"].weight
         magnitude.copy_(row_lengths(at_least_float32(weight)))

@@ -67,7 +67,7 @@ def awaited(model: Module) -> StoredTensors:
 def arrived(model: Module) -> None:
     """Note that all weights are there."""
     for host in (model, getattr(model, "decoder", None)):
-        if host is not None and hasattr(host, ATTRIBUTE):
+        if hasattr(host, ATTRIBUTE):
             delattr(host, ATTRIBUTE)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ def shrink(config: PreTrainedConfig) -> None:
             other.num_hidden_layers = 1  # there, and unused by text
 
 
-def _own(config: PreTrainedConfig, name: str) -> object:
+def _own(config: PreTrainedConfig, name: str) -> Any:
     """The value of a field that the configuration has; None of properties and of what is not."""
     stored = config.attribute_map.get(name, name)
     return vars(config).get(stored)
@@ -167,7 +167,7 @@ def _fit_rotations(config: PreTrainedConfig) -> None:
     if not isinstance(scaling, dict):
         return
     share = scaling.get("partial_rotary_factor") or 1.0
-    pairs = int(cast(int, width) * share) // 2
+    pairs = int(width * share) // 2
     for name in ("long_factor", "short_factor"):
         factors = scaling.get(name)
         if isinstance(factors, list):
@@ -240,8 +240,9 @@ def _small(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedMo
     text.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        build: Any = AutoModelForCausalLM.from_config
-        model = build(small, trust_remote_code=trust_remote_code, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            small, trust_remote_code=trust_remote_code, dtype=torch.float32
+        )
     return model.eval()
 
 
