@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxrl.cli import script
+from oxrl.cli.scripts import script
 
 if __name__ == "__main__":
     script("sl")

@@ -17,8 +17,6 @@ from oxrl.cli.console import run_program
 from oxrl.cli.train import train
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     from typer._click.core import Command, Context
 
 
@@ -73,14 +71,3 @@ def main_options(
 def main() -> None:
     """Entry point of `oxrl`."""
     run_program(app)
-
-
-def script(kind: Literal["rl", "sl"]) -> None:
-    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]`.
-
-    Args:
-        kind: of algorithm that the script takes; the other kind is refused.
-    """
-    from oxrl.cli.scripts import run_script  # `oxrl` itself needs no script
-
-    run_script(kind)

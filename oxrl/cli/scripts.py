@@ -12,8 +12,8 @@ from oxrl.cli.train import Accept, DryRun, Resume, train_or_rehearse
 from oxrl.errors import ConfigError
 
 
-def run_script(kind: Literal["rl", "sl"]) -> None:
-    """Run `--config FILE [key=value ...]` of one kind of algorithms.
+def script(kind: Literal["rl", "sl"]) -> None:
+    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]`.
 
     Args:
         kind: of algorithm that the script takes; the other kind is refused.

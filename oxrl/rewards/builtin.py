@@ -16,6 +16,7 @@ from typing import Any, Literal
 from oxrl.entry_points import is_ours, own_offers
 from oxrl.errors import RewardDefinitionError, did_you_mean
 from oxrl.modelfiles.folder import is_reward_model
+from oxrl.rewards.model_options import model_option_problem
 from oxrl.rewards.pools import GroupReward, SinglePool
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Objects, Prompt, Score
@@ -84,8 +85,6 @@ def option_problem(name: str, options: Objects) -> str:
         A sentence that names the option and what would be right.
     """
     if is_reward_model(name):
-        from oxrl.rewards.model_options import model_option_problem  # of reward models alone
-
         return model_option_problem(name, options)
     row = find_builtin(name)
     if row is None:

@@ -23,7 +23,7 @@ from small_runs import metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.verify import latest_checkpoint
-from oxrl.cli import script
+from oxrl.cli.scripts import script
 from oxrl.commands.export import run_export
 from oxrl.commands.train import run
 from oxrl.config import Config

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
+from oxrl.config.checks.reward_kinds import check_kind
 from oxrl.config.conditions import CODE, JUDGE, is_model_folder
 from oxrl.config.schema import Config
 from oxrl.config.sections.reward import CODE_OPTIONS, AskedReward, asked_rewards
@@ -20,6 +21,7 @@ from oxrl.modelfiles.dims import model_context, why_unsupported
 from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 from oxrl.modelfiles.hub import SCHEME, SUFFIXES, locate
 from oxrl.rewards.builtin import option_problem
+from oxrl.rewards.model_options import place_of_reward
 from oxrl.tables.cells import CRITIC, GROUPS
 from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, KL_COEFF, NUMBERS, REFERENCE_SYNC_STEPS
 from oxrl.tables.user_code import REWARD
@@ -137,8 +139,6 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
         yield Problem(field, "is empty: write a built-in reward or path.py:function", name)
         return
     if not is_ours(REWARD, name):
-        from oxrl.rewards.model_options import place_of_reward  # what oxRL has is there
-
         try:
             place_of_reward(name)
         except ValueError as error:
@@ -151,8 +151,6 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
         shown = list(given) if name == JUDGE else given
         yield Problem(f"{asked.field}.options", problem, shown, also=(field,))
     elif name in (CODE, JUDGE) or is_model_folder(asked.name):
-        from oxrl.config.checks.reward_kinds import check_kind  # most rewards are functions
-
         yield from check_kind(cfg, asked)
 
 
