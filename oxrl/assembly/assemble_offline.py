@@ -12,6 +12,7 @@ from oxrl.models.network import check_packing
 from oxrl.recipes import offline_loop
 from oxrl.recipes.offline_loop import Learner, OfflineMachine
 from oxrl.recipes.session import Session
+from oxrl.recipes.supervised import SupervisedLearner
 from oxrl.tables.numbers import CENTER_COEFF
 
 
@@ -61,8 +62,6 @@ def assemble_offline(assembly: Assembly, session: Session) -> OfflineMachine[Any
 
 def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
     """A model that imitates given answers."""
-    from oxrl.recipes.supervised import SupervisedLearner  # other recipes do without
-
     cfg = assembly.cfg
     model = assembly.policy_to_train(later=assembly.cuts_weights())
     engine = assembly.trainer(model, complete=True)

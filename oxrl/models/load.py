@@ -31,6 +31,7 @@ from oxrl.modelfiles.builtin import (
     builtin_tokenizer,
     is_builtin,
 )
+from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
 from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, template_text
 from oxrl.modelfiles.folder import (
     VALUE_HEAD_FILE,
@@ -144,8 +145,6 @@ def _made_up(name: str) -> _MadeUp:
     if name not in BUILTIN_DIMS:
         raise DataError(f"model.name: no built-in model {name!r}; there are {BUILTINS}")
     if name in BUILTIN_VISION:
-        from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer  # reads images
-
         return _MadeUp(vision_policy, vision_tokenizer)
     return _MadeUp(builtin_policy, builtin_tokenizer)
 
