@@ -139,10 +139,6 @@ class EpisodeProcess:
         except (TypeError, ValueError) as error:
             raise LostEpisode("environment_error", f"step's reply is none: {error}") from error
 
-    def release(self) -> None:
-        """Let another episode begin in this process."""
-        self._pool.keep(self)
-
     def finish(self) -> None:
         """Let the environment close, and end its process."""
         try:
@@ -301,7 +297,7 @@ class EnvironmentPool:
             return process
 
     def keep(self, process: EpisodeProcess) -> None:
-        """Keep the process of an episode that is over for another one; see `release`.
+        """Keep the process of an episode that is over, for another one to begin there.
 
         Args:
             process: whose environment promises to be `reusable`; not used any more by the caller.

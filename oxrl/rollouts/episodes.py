@@ -527,7 +527,7 @@ class EpisodeEngine:
         if episode.process is not None:
             failed = end in ("timeout", "environment_error")
             if episode.process.reusable and not failed:
-                episode.process.release()
+                self._pool.keep(episode.process)
             elif episode.process.closes and not failed:
                 self._threads.submit(episode.process.finish)
             else:
