@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from oxrl.errors import did_you_mean
 from oxrl.tables.user_code import TOOL
@@ -55,15 +55,10 @@ class ClosingTool(Protocol):
         ...
 
 
-class FunctionTool:
-    """A function of a user's, which needs nothing but a call.
+class FunctionTool(NamedTuple):
+    """A function of a user's, with types at its parameters, which needs nothing but a call."""
 
-    Args:
-        function: with types at its parameters.
-    """
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.function = function
+    function: Callable[..., object]
 
     def check(self) -> None:
         """Nothing to make sure of."""

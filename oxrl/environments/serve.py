@@ -90,8 +90,7 @@ class Episode:
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(seed % 2**32)
-        reusable = bool(getattr(self._instance, "reusable", False))
-        if not reusable:
+        if not getattr(self._instance, "reusable", False):
             self._instance = self._make(**self._options)
         messages = as_messages(self._instance.reset(prompt, seed), "reset")
         return {

@@ -37,6 +37,7 @@ OWN = ("completion", "completions")
 VERL: Names = ("data_source", "solution_str", "ground_truth", "extra_info")
 VERL_BATCH: Names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 TRL = ("completions", "completion_ids", "completions_ids")
+RESERVED = ("prompt", "completion", *TRL)
 # What TRL's trainer passes, and no other trainer has.
 TRL_ONLY = ("trainer_state", "log_extra", "log_metric", "environments")
 WANTED = (
@@ -167,7 +168,11 @@ def _trl(function: RewardFunction, taken: Signature) -> Form:
         count = len(completions)
         texts = [completion.text for completion in completions]
         ids = [list(completion.token_ids) for completion in completions]
-        values: Values = {name: [value] * count for name, value in columns_of(prompt).items()}
+        # Columns: a field of the data goes before what is known of the row, and none before what
+        # completions are passed by.
+        known = {"answer": prompt.answer, "source": prompt.source, "uid": prompt.uid}
+        fields = known | dict(prompt.metadata)
+        values: Values = {name: [fields[name]] * count for name in fields if name not in RESERVED}
         if prompt.plain:
             values["prompts"] = [prompt.messages[-1]["content"]] * count
             values["completions"] = texts
@@ -180,19 +185,3 @@ def _trl(function: RewardFunction, taken: Signature) -> Form:
 
     columns = taken.needs_beside(("prompts", *TRL))
     return Form(call, per_sample=False, columns=columns)
-
-
-def columns_of(prompt: Prompt) -> Values:
-    """The fields of a row but its prompt, as columns of a dataset.
-
-    Args:
-        prompt: the row, whose `metadata` are the fields of the data that oxRL does not know.
-
-    Returns:
-        Name -> value, `answer`, `source` and `uid` among them; a field of the data goes before
-        those, and one named as what completions are passed by is left out.
-    """
-    own = {"answer": prompt.answer, "source": prompt.source, "uid": prompt.uid}
-    fields = own | dict(prompt.metadata)
-    reserved = ("prompt", "completion", *TRL)
-    return {name: value for name, value in fields.items() if name not in reserved}

@@ -124,8 +124,13 @@ def rehearse(reward: LoadedReward, prompt: Prompt) -> tuple[str, str]:
         and how the first value that is one differs from that of the same call again, if it does.
     """
     answer = "2" if prompt.answer is None else str(prompt.answer)
-    texts = [f"#### {answer}", answer, f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>"]
-    texts.append(json.dumps({"answer": answer}))
+    texts = [
+        f"#### {answer}",
+        answer,
+        f"\\boxed{{{answer}}}",
+        f"<answer>{answer}</answer>",
+        json.dumps({"answer": answer}),
+    ]
     problem = ""
     for text in texts:
         try:

@@ -150,9 +150,8 @@ def combined(
 
 def _sum(terms: Sequence[float]) -> float | None:
     """The sum of finite numbers; None where it, or one of them, is too large for a float."""
-    if not all(map(math.isfinite, terms)):
-        return None
     try:
-        return math.fsum(terms)
-    except OverflowError:
+        total = math.fsum(terms)
+    except (OverflowError, ValueError):  # the latter of infinities of both signs
         return None
+    return total if math.isfinite(total) else None

@@ -146,17 +146,13 @@ class RewardModel:
 def _batches(rows: Sequence[_Row], budget: int) -> Iterator[list[_Row]]:
     """Rows of about one length together, at most `budget` tokens with padding."""
     batch: list[_Row] = []
-    for row in sorted(rows, key=_length, reverse=True):
-        if batch and _length(batch[0]) * (len(batch) + 1) > budget:
+    for row in sorted(rows, key=lambda row: len(row.token_ids), reverse=True):
+        if batch and len(batch[0].token_ids) * (len(batch) + 1) > budget:
             yield batch
             batch = []
         batch.append(row)
     if batch:
         yield batch
-
-
-def _length(row: _Row) -> int:
-    return len(row.token_ids)
 
 
 def _finite(value: float) -> Score:

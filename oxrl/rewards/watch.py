@@ -121,15 +121,11 @@ class Watch:
 
     def _settings_now(self) -> Values:
         context = decimal.getcontext()
+        try:
+            folder = os.getcwd()
+        except OSError:  # it was removed
+            folder = ""
         return {
-            "the working directory": working_directory(),
+            "the working directory": folder,
             "decimal.getcontext()": (context.prec, context.rounding),
         }
-
-
-def working_directory() -> str:
-    """Return the folder where relative paths start; empty where that folder was removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""

@@ -78,15 +78,12 @@ class OwnGate:
         for name, value in metrics.items():
             number = torch.tensor(float(value)) if isinstance(value, int | float) else value
             if not isinstance(name, str) or not isinstance(number, Tensor) or number.numel() != 1:
-                raise self.problem(f"its metric {name!r} is {_shown(value)}, need one number")
+                shown = type(value).__name__
+                if isinstance(value, Tensor):
+                    shown = f"a tensor of shape {list(value.shape)}"
+                raise self.problem(f"its metric {name!r} is {shown}, need one number")
             told[name] = number.detach().reshape(())
         return loss.reshape(()), told
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return type(value).__name__
 
 
 def try_gate(gate: OwnGate, numbers: Mapping[str, Any]) -> None:

@@ -72,13 +72,13 @@ def leave_with_parent() -> None:
     model, reads nothing.
     """
     parent = os.getppid()
-    threading.Thread(target=_leave_without, args=[parent], name="parent", daemon=True).start()
 
+    def leave() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        os._exit(1)
 
-def _leave_without(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    os._exit(1)
+    threading.Thread(target=leave, name="parent", daemon=True).start()
 
 
 if __name__ == "__main__":
