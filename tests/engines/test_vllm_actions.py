@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_vllm_vision import asked, config, rollouts, write_family, write_rows
+from test_vllm_vision import asked, config, parts_of, rollouts, write_family, write_rows
 
-from oxrl.assembly.assembly import Assembly
 from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.sample.sampler import generate
 from oxrl.engines.train.local import LocalTrainer
@@ -36,7 +35,7 @@ def test_tokens_of_actions_share_all_probability_in_samples_and_scores(tmp_path:
 
     write_rows(tmp_path)
     cfg = config(tmp_path, str(write_family("idefics3", tmp_path / "idefics3", heads=2)))
-    images = Assembly(cfg).images
+    images = parts_of(cfg).images  # `asked` finds them there
     options = VllmOptions(max_model_len=512, max_rows=16, log_file=str(tmp_path / "vllm.log"))
     engine = VllmEngine(cfg.model.name, options, images=images, only=ACTIONS)
     model = load_policy(cfg.model.name)
