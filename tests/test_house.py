@@ -24,36 +24,36 @@ PACKAGE = ROOT / "oxrl"
 # What is found by entry points: graders, sandbox, environments and others.
 BESIDE = ROOT / "packages"
 
-# Bounds may only be lowered; an issue that adds a feature states what it costs. The aim is 317,000.
-MOST_NODES = 324_300
+# Bounds may only be lowered; an issue that adds a feature states what it costs.
+MOST_NODES = 314_800
 # The aim is 67,000.
-MOST_NODES_BESIDE = 67_600
+MOST_NODES_BESIDE = 67_400
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
-    ".": 6_650,
-    "assembly": 15_900,
-    "checkpoint": 9_750,
-    "cli": 4_900,
-    "commands": 13_000,
-    "config": 27_150,
-    "data": 30_550,
-    "engines": 58_100,
-    "environments": 5_950,
-    "functional": 26_210,
-    "modelfiles": 6_050,
-    "models": 18_750,
-    "plan": 9_400,
-    "recipes": 22_950,
-    "report": 3_750,
-    "rewards": 14_260,
-    "rollouts": 13_550,
-    "runs": 19_350,
-    "tables": 7_300,
-    "usercode": 11_300,
+    ".": 6_500,
+    "assembly": 15_350,
+    "checkpoint": 9_700,
+    "cli": 4_800,
+    "commands": 12_400,
+    "config": 26_400,
+    "data": 29_650,
+    "engines": 56_250,
+    "environments": 5_550,
+    "functional": 25_900,
+    "modelfiles": 5_850,
+    "models": 18_500,
+    "plan": 8_950,
+    "recipes": 22_200,
+    "report": 3_700,
+    "rewards": 13_700,
+    "rollouts": 12_900,
+    "runs": 18_850,
+    "tables": 7_200,
+    "usercode": 10_950,
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (140, 140_000), "usual": (165, 160_000)}
+MOST_READ = {"default": (140, 139_000), "usual": (163, 158_500)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -71,7 +71,7 @@ MOST_ARGUMENTS = 7
 # aim is 5,500 and 70. These may only be lowered.
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
-DRIVER_NODES = 8_040
+DRIVER_NODES = 7_950
 DRIVER_BRANCHES = 70
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
@@ -79,9 +79,9 @@ ITERATION_NODES = 5_300
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.
-MOST_FILE_CHANGES = 134
-# Imports of the core's own modules inside functions, each with its reason behind it; the aim is 90.
-MOST_INNER_IMPORTS = 110
+MOST_FILE_CHANGES = 130
+# Imports of the core's own modules inside functions, each with its reason behind it.
+MOST_INNER_IMPORTS = 90
 
 ONE_LINERS = (ast.Assign, ast.Return, ast.Expr, ast.AugAssign, ast.AnnAssign)
 BRANCHES = (ast.If, ast.IfExp, ast.While, ast.ExceptHandler)

@@ -14,12 +14,9 @@ from oxrl.data.image_store import ImageStore
 from oxrl.data.rows import in_our_words, read_rows
 from oxrl.modelfiles.hub import locate
 from oxrl.models.image_features import ImageReader
-from oxrl.runs.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-FOLDER = "images"
 
 
 def image_store(cfg: Config, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> ImageStore:
@@ -55,30 +52,6 @@ def model_images(model: str, tokenizer: PreTrainedTokenizerBase) -> ImageStore:
     """
     rules = ImageRules(roots=("/",), min_side=1, max_side=2**16)
     return ImageStore(partial(ImageReader, model, tokenizer), rules)
-
-
-def keep_images(store: ImageStore, cfg: Config, *, write: bool) -> None:
-    """Keep the images that are used from now on in the run directory, or look for them there.
-
-    Args:
-        store: of the run's images.
-        write: of several ranks only the first does.
-    """
-    store.folder = cfg.run.directory / FOLDER
-    store.writes = write
-    stored = cfg.rollout.from_samples if cfg.recipe == "rl" else None
-    if write and stored is not None:
-        _take_over(Path(stored) / FOLDER, store.folder)
-
-
-def _take_over(theirs: Path, ours: Path) -> None:
-    """Copy what another run was shown: no row has the images of its environments."""
-    if not theirs.is_dir():
-        return
-    make_folder(ours)
-    for path in theirs.iterdir():
-        if not (ours / path.name).is_file():
-            write_atomically(ours / path.name, path.read_bytes())
 
 
 def image_files(cfg: Config, name: str) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
 from oxrl.config.sections.reward import AskedReward
-from oxrl.rewards.model_options import steps_rule
+from oxrl.rewards.builtin import steps_rule
 from oxrl.rewards.model_pool import BuildModel, ModelPool
 from oxrl.rewards.reward_model import RewardModel
 

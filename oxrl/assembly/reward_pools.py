@@ -9,7 +9,7 @@ from oxrl.assembly.assembly import Assembly
 from oxrl.config.conditions import is_model_folder
 from oxrl.config.sections.reward import AskedReward, asked_rewards
 from oxrl.modelfiles.folder import is_reward_model
-from oxrl.rewards.model_options import STEPS, kind_of
+from oxrl.rewards.builtin import STEPS, kind_of
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience

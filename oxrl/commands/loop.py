@@ -105,9 +105,8 @@ def _note_and_train(cfg: Config, session: Session) -> None:
     """Note in the run directory what a run is made with, and go through its loop."""
     assembly = Assembly(cfg, session.ranks, session.stopping)
     if assembly.images is not None:
-        from oxrl.assembly.images import keep_images  # a run of text alone has none
-
-        keep_images(assembly.images, cfg, write=session.ranks.first)
+        samples = cfg.rollout.from_samples if cfg.recipe == "rl" else None
+        assembly.images.keep_in(cfg.run.directory, write=session.ranks.first, samples=samples)
     if session.ranks.first:
         if assembly.actions is not None:
             assembly.actions.write(cfg.run.directory)

@@ -17,7 +17,7 @@ from oxrl.config.conditions import evaluates
 from oxrl.config.field import about
 from oxrl.config.reads import fields_read, readable
 from oxrl.config.schema import FIELDS, Config
-from oxrl.config.source import Check, Source, read_source
+from oxrl.config.source import Check, Problem, Source, read_source
 from oxrl.errors import ConfigError, OxrlError
 from oxrl.flat_config import recorded_config
 from oxrl.runs.checkpoints import is_run, named_run
@@ -82,7 +82,7 @@ def check_config(cfg: Config) -> None:
         off = path == "data.eval" and value is None
         if name in given.model_fields_set and (off or value != field.default):
             source.values[path] = value
-    _refuse_what_is_wrong(cfg, source, training_problems)
+    accepted(cfg, source, training_problems)
 
 
 def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Config:
@@ -103,35 +103,40 @@ def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Co
     if not source.foreign:
         with suppress(ValidationError):
             cfg = Config.model_validate(readable(source.values, evaluated))
-    if cfg is None:
-        from oxrl.config.mistakes import read_what_is_right  # most files have nothing wrong
-
-        cfg = read_what_is_right(source, evaluated)
-    _refuse_what_is_wrong(cfg, source, check, evaluated)
+    cfg = accepted(cfg, source, check, evaluated)
     if not evaluated:  # what an evaluation does less than it seems to was told when it trained
         for notice in notices(cfg, source):
             warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
 
 
-def _refuse_what_is_wrong(
-    cfg: Config,
-    source: Source,
-    check: Check,
-    evaluated: Collection[str] = (),
-) -> None:
-    """Raise one error about all that is wrong, or written and not read.
+def accepted(
+    cfg: Config | None, source: Source, check: Check, evaluated: Collection[str] = ()
+) -> Config:
+    """Return a configuration in which nothing is wrong, or written and not read.
 
     Args:
+        cfg: None where not even single fields can be read.
         source: what was written, with the problems of single fields.
         check, evaluated: as of `checked`.
-    """
-    unread = list(_unread_fields(cfg, source, evaluated))
-    across = list(check(cfg))
-    if source.problems or unread or across:
-        from oxrl.config.mistakes import report  # most runs are not refused
 
-        raise ConfigError(report(cfg, source, unread, across))
+    Raises:
+        ConfigError: lists every problem.
+    """
+    unread: list[str] = []
+    across: list[Problem] = []
+    if cfg is not None:
+        unread = list(_unread_fields(cfg, source, evaluated))
+        across = list(check(cfg))
+        if not (source.problems or unread or across):
+            return cfg
+    from oxrl.config.mistakes import read_what_is_right, report  # most runs are not refused
+
+    if cfg is None:
+        cfg = read_what_is_right(source, evaluated)
+        unread = list(_unread_fields(cfg, source, evaluated))
+        across = list(check(cfg))
+    raise ConfigError(report(cfg, source, unread, across))
 
 
 def _unread_fields(cfg: Config, source: Source, evaluated: Collection[str]) -> Iterator[str]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from oxrl.tables.vision import VisionFamily
 
+FOLDER = "images"
 NAME = re.compile("[0-9a-f]{64}")
 # Bytes of pixels that are held in memory, ready to be used again.
 HELD_BYTES = 2**29
@@ -114,6 +115,19 @@ class ImageStore:
         self._sources: dict[str, Path | bytes] = {}
         self._held: OrderedDict[str, Features] = OrderedDict()
         self._held_bytes = 0
+
+    def keep_in(self, run: Path, *, write: bool, samples: str | None) -> None:
+        """Keep the images that are used from now on in a run directory, or look for them there.
+
+        Args:
+            run: the directory.
+            write: of several ranks only the first does.
+            samples: directory of another run, whose samples are trained on; None: there is none.
+        """
+        self.folder = run / FOLDER
+        self.writes = write
+        if write and samples is not None:
+            _take_over(Path(samples) / FOLDER, self.folder)
 
     @property
     def reader(self) -> Reader:
@@ -414,3 +428,13 @@ class ImageEncoder(ChatEncoder):
             return {**message, "content": [{"type": "text", "text": content}]}
         parts = [{"type": "image"} if part["type"] == "image" else part for part in content]
         return {**message, "content": parts}
+
+
+def _take_over(theirs: Path, ours: Path) -> None:
+    """Copy what another run was shown: no row has the images of its environments."""
+    if not theirs.is_dir():
+        return
+    make_folder(ours)
+    for path in theirs.iterdir():
+        if not (ours / path.name).is_file():
+            write_atomically(ours / path.name, path.read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,10 +16,12 @@ from oxrl.functional.group_advantages import GROUP_ADVANTAGES, AdvantageInputs, 
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
-from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
 from oxrl.tables.policy import Algorithm, Row
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
+
+if TYPE_CHECKING:
+    from oxrl.recipes.features.base import Feature
 
 LOGPROBS: Want = frozenset({"logprobs"})
 
@@ -212,6 +215,8 @@ def prepare_update(
     )
     if not objective.features:
         return batch
+    from oxrl.recipes.features.base import Prepared  # of rows with features
+
     prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed, version=version)
     for feature in objective.features:
         batch = feature.on_prepared(batch, prepared)

@@ -11,17 +11,21 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 from oxrl.entry_points import is_ours, own_offers
-from oxrl.errors import RewardDefinitionError, did_you_mean
-from oxrl.modelfiles.folder import is_reward_model
-from oxrl.rewards.model_options import model_option_problem
+from oxrl.errors import RewardDefinitionError, did_you_mean, known
+from oxrl.modelfiles.folder import VALUE_HEAD_FILE, is_reward_model
 from oxrl.rewards.pools import GroupReward, SinglePool
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Objects, Prompt, Score
 
 Scorer = Callable[..., Score | float | list[Score]]
+# What the chances that the steps are right become: shares of their mean, their sum, or the worst.
+StepsRule = Literal["mean", "sum", "worst"]
+DEFAULT_STEPS: StepsRule = "mean"
+STEPS = "steps"
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,7 @@ def option_problem(name: str, options: Objects) -> str:
         return model_option_problem(name, options)
     row = find_builtin(name)
     if row is None:
-        known = f"a reward that is built in takes options, {name} is none"
-        return known if options else ""
+        return f"a reward that is built in takes options, {name} is none" if options else ""
     try:
         with_options(name, row, options)
     except ValueError as error:
@@ -171,6 +174,61 @@ def _option_problem(row: BuiltIn, option: str, value: object, default: object) -
     except ValueError as error:
         return str(error)
     return ""
+
+
+# --- Options of a reward model.
+def model_option_problem(name: str, options: Objects) -> str:
+    """Say why a reward model cannot take some options; empty if it can.
+
+    Args:
+        name: its folder.
+        options: of the config, `reward.options`.
+
+    Returns:
+        What is wrong, and what is right.
+    """
+    unknown = sorted(set(options) - {STEPS})
+    if unknown:
+        return f"a reward model takes only {STEPS}, and no {unknown[0]}"
+    if STEPS not in options:
+        return ""
+    rule = options[STEPS]
+    try:
+        known(str(rule), get_args(StepsRule))
+    except ValueError as error:
+        return f"{STEPS} {error}"
+    if kind_of(Path(name)) != "process":
+        return f"{STEPS} is of a process reward model, which judges steps; {name} judges the whole"
+    return ""
+
+
+def steps_rule(options: Objects) -> StepsRule:
+    """Return the score that a process reward model makes of its steps.
+
+    Args:
+        options: of the config, which `model_option_problem` finds right.
+    """
+    return cast(StepsRule, options.get(STEPS, DEFAULT_STEPS))
+
+
+def kind_of(folder: Path) -> str:
+    """Return what the head of a reward model judges.
+
+    Args:
+        folder: of the reward model.
+
+    Returns:
+        "process" if it judges steps, else what its file says; empty where that cannot be read,
+        which loading the model will say.
+    """
+    # Only of a model with options: it imports numpy.
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / VALUE_HEAD_FILE, framework="numpy") as file:
+            return (file.metadata() or {}).get("kind", "")
+    except (OSError, SafetensorError):
+        return ""
 
 
 def exact_reward(response: str, answer: object) -> Score:

@@ -15,10 +15,9 @@ from typing import Any, SupportsFloat
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.modelfiles.folder import is_reward_model
-from oxrl.rewards.builtin import find_builtin, option_problem, with_options
+from oxrl.rewards.builtin import find_builtin, option_problem, steps_rule, with_options
 from oxrl.rewards.call_forms import RewardFunction, form_of
 from oxrl.rewards.failures import failed_scores
-from oxrl.rewards.model_options import steps_rule
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Completions, GroupScores, Names, Objects, Prompt, Score
 from oxrl.usercode.find import find

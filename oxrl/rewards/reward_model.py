@@ -17,7 +17,7 @@ from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
-from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
+from oxrl.rewards.builtin import DEFAULT_STEPS, StepsRule
 from oxrl.runs.checkpoints import longest_row
 from oxrl.types import Completion, Completions, GroupScores, Prompt, Score
 

@@ -17,13 +17,14 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 from oxrl.entry_points import is_ours
 from oxrl.errors import RewardDefinitionError, RewardError
+from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.builtin import find_builtin
 from oxrl.rewards.failures import failed_scores, told_samples
-from oxrl.rewards.model_options import place_of_reward
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.trial import DRY_GROUP, described, rehearse_all
@@ -41,6 +42,7 @@ from oxrl.types import (
     ScoreStatus,
 )
 from oxrl.usercode.given import given, is_here, load_request, packed
+from oxrl.usercode.locate import Place, place_of
 from oxrl.usercode.messages import Json
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import (
@@ -117,7 +119,8 @@ class RewardPool(SinglePool):
         self.name = name
         self.field = field
         try:
-            self._place = place_of_reward(name)
+            model = Place(Path(name).resolve())
+            self._place = model if is_reward_model(name) else place_of(REWARD, name)
         except ValueError as error:
             raise RewardDefinitionError(f"{field}.name={name}: {error}") from error
         self._code: str | None = None  # what the first worker was started on

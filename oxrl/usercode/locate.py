@@ -10,6 +10,8 @@ from typing import NamedTuple
 from oxrl.entry_points import all_offers, is_ours, own_offers, package_of
 from oxrl.errors import did_you_mean
 from oxrl.tables.user_code import Kind
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.user_code import place_in_file
 
 
 class Place(NamedTuple):
@@ -68,9 +70,6 @@ def place_of(kind: Kind, name: str) -> Place:
     if is_ours(kind, name):
         module, _, found = own_offers(kind.group)[name].partition(":")
         return Place(name=found, module=module, ours=True)
-    from oxrl.usercode.given import given, is_given  # what oxRL has does without
-    from oxrl.usercode.user_code import place_in_file  # likewise
-
     if is_given(name):
         given(name, kind.noun)
         return Place()

@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
-from oxrl.config.checks.reward_kinds import check_kind
 from oxrl.config.conditions import CODE, JUDGE, is_model_folder
 from oxrl.config.schema import Config
 from oxrl.config.sections.reward import CODE_OPTIONS, AskedReward, asked_rewards
 from oxrl.config.source import Problem, Problems, Source, at
 from oxrl.entry_points import is_ours
-from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
+from oxrl.errors import DataError, UnreachableError, did_you_mean, required, why_no_file
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, is_builtin
 from oxrl.modelfiles.dims import model_context, why_unsupported
-from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
+from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems, is_reward_model
 from oxrl.modelfiles.hub import SCHEME, SUFFIXES, locate
-from oxrl.rewards.builtin import option_problem
-from oxrl.rewards.model_options import place_of_reward
+from oxrl.rewards.builtin import find_builtin, option_problem
 from oxrl.tables.cells import CRITIC, GROUPS
 from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, KL_COEFF, NUMBERS, REFERENCE_SYNC_STEPS
 from oxrl.tables.user_code import REWARD
@@ -138,9 +136,11 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
     if not name:
         yield Problem(field, "is empty: write a built-in reward or path.py:function", name)
         return
-    if not is_ours(REWARD, name):
+    if not (is_ours(REWARD, name) or is_reward_model(name)):
+        from oxrl.usercode.locate import place_of  # what oxRL has is there
+
         try:
-            place_of_reward(name)
+            place_of(REWARD, name)
         except ValueError as error:
             yield Problem(field, str(error), name)
             return
@@ -151,7 +151,58 @@ def _check_one(cfg: Config, asked: AskedReward) -> Problems:
         shown = list(given) if name == JUDGE else given
         yield Problem(f"{asked.field}.options", problem, shown, also=(field,))
     elif name in (CODE, JUDGE) or is_model_folder(asked.name):
-        yield from check_kind(cfg, asked)
+        yield from _check_kind(cfg, asked)
+
+
+def _check_kind(cfg: Config, asked: AskedReward) -> Problems:
+    """The needs of programs that are run, of judges and of trained models."""
+    if asked.name == CODE:
+        yield from _check_times(asked)
+    elif asked.name == JUDGE:
+        if asked.options.get("compare") == "group":
+            yield from _check_groups(cfg, asked)
+    elif cfg.reward.actors or not cfg.train.engine.several_ranks:
+        yield from _check_copies(asked)
+
+
+def _check_copies(asked: AskedReward) -> Problems:
+    """A reward model has no workers: it is there once, or as often as `reward.actors` says."""
+    if asked.workers > 1:
+        yield Problem(
+            f"{asked.field}.workers",
+            (
+                "must be 1: a reward model is loaded once, on the device of the run, and reads "
+                "train.micro_batch_tokens tokens at a time; or in each of reward.actors: remove it"
+            ),
+            asked.workers,
+            also=(f"{asked.field}.name",),
+        )
+
+
+def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
+    """A judge that compares the responses of a group gets groups of two and more."""
+    fields = {"rollout.n_samples": cfg.recipe != "supervised"}
+    fields["rollout.eval_samples"] = cfg.data.eval is not None
+    for field, is_read in fields.items():
+        if is_read and attrgetter(field)(cfg) < 2:
+            yield at(
+                field,
+                "must be 2 or more: the judge compares responses to one prompt with each other",
+                f"{asked.field}.options",
+            )
+
+
+def _check_times(asked: AskedReward) -> Problems:
+    """A program's own limit ends it before its worker is killed: the first is a score."""
+    wait_s = required(find_builtin(CODE)).wait_s
+    needed = float(str(asked.options["program_s"])) + wait_s + 1.0
+    if asked.timeout_s < needed:
+        yield Problem(
+            f"{asked.field}.timeout_s",
+            f"must be {needed:g} or more: reward.program_s, {wait_s:g} s of waiting, 1 s to judge",
+            asked.timeout_s,
+            also=("reward.program_s",),
+        )
 
 
 # --- Samples.

@@ -24,7 +24,6 @@ from oxrl.tables.engines import (
 from oxrl.tables.numbers import Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Denominator, Ratio, Row
 from oxrl.tables.user_code import GATE
-from oxrl.usercode.locate import names_of
 
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 
@@ -460,8 +459,11 @@ class TrainConfig(Section):
             return value
         if name == "alg_name":
             return known(value, ROWS)
-        if name == "loss" and ("gate", value) not in TABLE and value in names_of(GATE):
-            return value
+        if name == "loss" and ("gate", value) not in TABLE:
+            from oxrl.usercode.locate import names_of  # for names that nobody else knows
+
+            if value in names_of(GATE):
+                return value
         return known(value, cell_names(CELLS[name]))
 
     @property
