@@ -126,7 +126,8 @@ def numbers(record: Json) -> Metrics:
 
 
 class Place:
-    """RUN/<tracker>.json: under which id the tracker has this run, and up to which step.
+    """RUN/<tracker>.json: under which id the tracker has this run, and up to which step. Trackers
+    whose service does not tell them may inherit from it.
 
     Args:
         path: of the file.

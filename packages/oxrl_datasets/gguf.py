@@ -11,7 +11,6 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -42,71 +41,56 @@ LIKE_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "tri
 DAMAGE = (ValueError, LookupError, TypeError, OverflowError, struct.error, RuntimeError, OSError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GgufModel:
-    """The conversion of a GGUF file into a model's folder.
+def write_model(
+    source: Path, out: Path, *, dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+) -> Metadata:
+    """Write the model of a GGUF file, its tokenizer and its settings into a Hugging Face folder.
 
     Args:
+        source: the GGUF file.
+        out: the folder; must not be there yet, or be empty.
         dtype: of the weights that are written: float32 keeps what quantised blocks stand for, the
             others round it.
+
+    Returns:
+        The file's name, licence and architecture, its rule for cutting text, and how many weights
+        the model has.
+
+    Raises:
+        DataError: the file is damaged, incomplete, or says something that would get lost.
+        MissingExtraError: the package gguf is not installed.
     """
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    def write(self, source: Path, out: Path) -> Metadata:
-        """Write the model, its tokenizer and its settings into a folder of the Hugging Face form.
-
-        Args:
-            source: the GGUF file.
-            out: the folder; must not be there yet, or be empty.
-
-        Returns:
-            The file's name, licence and architecture, its rule for cutting text, and how many
-            weights the model has.
-
-        Raises:
-            DataError: the file is damaged, incomplete, or says something that would get lost.
-            MissingExtraError: the package gguf is not installed.
-        """
-        try:
-            import_module("gguf")
-        except ImportError as error:
-            need = "pip install gguf, or oxrl's extra smollm"
-            raise MissingExtraError(
-                f"reading a GGUF file needs the package gguf: {need}"
-            ) from error
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise DataError(f"--out {out} is a file or holds some: name a new folder")
-        with _named(source):
-            metadata, _ = read_gguf_metadata(str(source))
-            header = GgufHeader.from_file(str(source))
-        _check_header(source, metadata, header)
-        scratch = out.parent / f".{out.name}.part"
-        clear(scratch)  # of one that was killed
-        try:
-            model = self._write_into(scratch, source, metadata, header)
-            os.replace(scratch / "model", out)
-        finally:
-            clear(scratch)
-        names = ("general.name", "general.license", "general.architecture", "tokenizer.ggml.pre")
-        told = {name.rpartition(".")[2]: metadata.get(name) for name in names}
-        return {**told, "parameters": model.num_parameters(), "dtype": self.dtype}
-
-    def _write_into(
-        self, scratch: Path, source: Path, metadata: Metadata, header: GgufHeader
-    ) -> PreTrainedModel:
-        """Write the folder `model` of a folder that is made."""
+    try:
+        import_module("gguf")
+    except ImportError as error:
+        need = "pip install gguf, or oxrl's extra smollm"
+        raise MissingExtraError(f"reading a GGUF file needs the package gguf: {need}") from error
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"--out {out} is a file or holds some: name a new folder")
+    with _named(source):
+        metadata, _ = read_gguf_metadata(str(source))
+        header = GgufHeader.from_file(str(source))
+    _check_header(source, metadata, header)
+    scratch = out.parent / f".{out.name}.part"
+    clear(scratch)  # of one that was killed
+    made = scratch / "model"
+    try:
         # transformers would read other files beside the source.
-        alone = scratch / "file"
-        alone.mkdir(parents=True)
-        (alone / source.name).symlink_to(source.resolve())
-        model = _read_model(alone / source.name, header, getattr(torch, self.dtype))
-        tokenizer = _read_tokenizer(alone / source.name, metadata)
+        file = scratch / "file" / source.name
+        file.parent.mkdir(parents=True)
+        file.symlink_to(source.resolve())
+        model = _read_model(file, header, getattr(torch, dtype))
+        tokenizer = _read_tokenizer(file, metadata)
         _tell_end_of_turn(model, metadata)
-        model.save_pretrained(scratch / "model")
-        tokenizer.save_pretrained(scratch / "model")
-        _keep_vocabulary(scratch / "model/tokenizer.json", metadata)
-        return model
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        _keep_vocabulary(made / "tokenizer.json", metadata)
+        os.replace(made, out)
+    finally:
+        clear(scratch)
+    names = ("general.name", "general.license", "general.architecture", "tokenizer.ggml.pre")
+    told = {name.rpartition(".")[2]: metadata.get(name) for name in names}
+    return {**told, "parameters": model.num_parameters(), "dtype": dtype}
 
 
 @contextmanager

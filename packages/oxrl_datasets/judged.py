@@ -130,15 +130,16 @@ class Judged:
         for (high, better), (low, worse) in chosen:
             if high - low > self.least_gap:
                 part = f"/{len(rows)}" if self.pairs == "all" else ""
-                row: Json = {
-                    "uid": f"judged/{stem}/{prompt.uid}{part}",
-                    "source": "judged",
-                    "prompt": [dict(message) for message in prompt.messages],
-                    "chosen": better,
-                    "rejected": worse,
-                    "scores": [high, low],
-                }
-                rows.append(row)
+                rows.append(
+                    {
+                        "uid": f"judged/{stem}/{prompt.uid}{part}",
+                        "source": "judged",
+                        "prompt": [dict(message) for message in prompt.messages],
+                        "chosen": better,
+                        "rejected": worse,
+                        "scores": [high, low],
+                    }
+                )
         return rows
 
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -18,7 +18,7 @@ from oxrl.modelfiles.hub import file_hash, locate
 from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed
-from oxrl_datasets.generated import Arithmetic, Files, Made, ReasoningGym
+from oxrl_datasets.generated import Arithmetic, Files, ReasoningGym
 from oxrl_datasets.published import CONVERTERS, FOLDER, checked
 from oxrl_datasets.split import split_rows
 from oxrl_datasets.visual import VisualQuestions
@@ -42,26 +42,8 @@ class Hub(NamedTuple):
 HUB = {"gsm8k": Hub("openai/gsm8k", "main", ("train", "test"))}
 
 
-class Generator(Protocol):
-    """Makes rows from a seed; its fields are the options that a user may set."""
-
-    def make(self, seed: int, limit: int | None) -> Made:
-        """Make the rows; the same seed makes the same.
-
-        Args:
-            seed: of every random choice.
-            limit: at most so many rows in each file; None: as many as the options say.
-
-        Returns:
-            Rows by the name of their file without `.jsonl`; and what the report says of them.
-
-        Raises:
-            DataError: an option that cannot work.
-        """
-        ...
-
-
-GENERATORS: dict[str, Callable[..., Generator]] = {
+# Each makes rows from a seed; its fields are the options that a user may set.
+GENERATORS: dict[str, type[Arithmetic | ReasoningGym | VisualQuestions]] = {
     "arithmetic": Arithmetic,
     "reasoning-gym": ReasoningGym,
     "visual-questions": VisualQuestions,
@@ -151,7 +133,8 @@ def _write_generated(asked: Asked) -> Report:
         raise DataError(f"{name} is generated: it reads no source, got {str(asked.source)!r}")
     chosen = asked.chosen(GENERATORS[name])
     files, facts = GENERATORS[name](**chosen).make(asked.seed, asked.limit)
-    return _write_rows(asked, files, {}, chosen, facts)
+    # An option of the user's may have the name of a fact: it is told under "options" as well.
+    return _write_rows(asked, files, {}, chosen, {**chosen, **facts})
 
 
 def _write_converted(asked: Asked) -> Report:
@@ -169,16 +152,16 @@ def _write_converted(asked: Asked) -> Report:
             raise DataError(f"{paths.get(stem, stem)}: no row can be used; {found}")
     files, origin = _kept(files, asked)
     origin |= {"source": str(asked.source or HUB[name].name), **_hashes(paths)}
-    facts: Report = {"rejected": len(rejects), "rejects": rejects}
+    facts: Report = {**chosen, "rejected": len(rejects), "rejects": rejects}
     return _write_rows(asked, files, origin, chosen, facts)
 
 
 def _write_rows(
     asked: Asked, files: Files, origin: Report, chosen: JsonObject, facts: Report
 ) -> Report:
-    # An option of the user's may have the name of a fact: it is told under "options" as well.
-    told = {"options": chosen, **chosen, **facts}
-    return _write(asked.out, files, {"dataset": asked.name, **origin, **asked.drawn, **told})
+    """Write rows, and a report of where they are from, how they were chosen, and of the facts."""
+    told = {**origin, **asked.drawn, "options": chosen, **facts}
+    return _write(asked.out, files, {"dataset": asked.name, **told})
 
 
 def _write_judged(asked: Asked) -> Report:
@@ -237,7 +220,7 @@ def _write_demonstrations(asked: Asked) -> Report:
 
         episodes = [as_robot_episode(done) for done in made.played]
         write_episodes(asked.out / "lerobot", episodes, robot=str(chosen["environment"]))
-    return _write_actions(asked, made, {**asked.drawn, "options": chosen})
+    return _write_actions(asked, made, {}, chosen)
 
 
 def _write_lerobot(asked: Asked) -> Report:
@@ -255,28 +238,28 @@ def _write_lerobot(asked: Asked) -> Report:
         raise DataError(f"lerobot reads episodes of robots: {rule}")
     chosen = asked.chosen(LeRobotRows)
     made = LeRobotRows(**chosen).make(Path(source), asked.limit)
-    return _write_actions(asked, made, {"source": str(source), **asked.drawn, "options": chosen})
+    return _write_actions(asked, made, {"source": str(source)}, chosen)
 
 
 def _write_gguf(asked: Asked) -> Report:
-    """Write the Hugging Face folder of a model, a new one, out of its GGUF file. See `GgufModel`.
+    """Write the Hugging Face folder of a model, a new one, out of its GGUF file. See `write_model`.
 
     Raises:
         DataError: see `prepare`; or the file is damaged, or says what would get lost.
         MissingExtraError: the package gguf is not installed.
     """
-    from oxrl_datasets.gguf import GgufModel  # datasets need no model
+    from oxrl_datasets.gguf import write_model  # datasets need no model
 
     if asked.source is None or asked.seed or asked.limit is not None or asked.test is not None:
         rule = "pass --source FILE.gguf, and no --seed, --limit or --test"
         raise DataError(f"gguf makes a model of one file: {rule}")
     source = Path(asked.source)
-    facts = GgufModel(**asked.chosen(GgufModel)).write(source, asked.out)
+    facts = write_model(source, asked.out, **asked.chosen(write_model))
     origin = {"source": str(asked.source), "source_sha256": file_hash(source)}
     return _write(asked.out, {}, {"model": asked.name, **origin, **facts})
 
 
-def _write_actions(asked: Asked, made: MadeActions, told: Report) -> Report:
+def _write_actions(asked: Asked, made: MadeActions, origin: Report, chosen: JsonObject) -> Report:
     """Write rows of actions, their statistics where they are numbers, FAST's pieces where they are
     asked for, and the report.
     """
@@ -286,7 +269,7 @@ def _write_actions(asked: Asked, made: MadeActions, told: Report) -> Report:
         write_atomically(out / "statistics.json", json.dumps(made.statistics, indent=2) + "\n")
     if made.code is not None:
         made.code.write(out / "fast.json")
-    return _write(out, made.files, {"dataset": asked.name, **told, **made.facts})
+    return _write_rows(asked, made.files, origin, chosen, made.facts)
 
 
 SAMPLES = "samples.jsonl"

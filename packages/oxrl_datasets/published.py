@@ -218,7 +218,7 @@ def ranked(fields: Fields) -> Rows:
     Returns:
         A row for each pair: prompt (messages), chosen, rejected.
     """
-    prompt = _messages([*(fields.get("history") or ()), [_instruction(fields)]])
+    prompt = _messages(fields, [_instruction(fields)])
     pairs = combinations(fields["output"], 2)
     return [{"prompt": prompt, "chosen": better, "rejected": worse} for better, worse in pairs]
 
@@ -237,8 +237,7 @@ def instructions(fields: Fields) -> Rows:
     """
     if not fields["output"].strip():
         raise ValueError("the output is empty")
-    turn = [_instruction(fields), fields["output"]]
-    return [{"messages": _messages([*(fields.get("history") or ()), turn])}]
+    return [{"messages": _messages(fields, [_instruction(fields), fields["output"]])}]
 
 
 def oasst_pairs(fields: Fields) -> Rows:
@@ -443,9 +442,9 @@ def _instruction(fields: Fields) -> str:
     return fields["instruction"] + given
 
 
-def _messages(turns: Sequence[Sequence[str]]) -> list[Texts]:
-    """Turns of [user, assistant] as messages."""
-    texts = chain.from_iterable(turns)
+def _messages(fields: Fields, turn: Sequence[str]) -> list[Texts]:
+    """Turns of [user, assistant] as messages: those of `history`, and behind them one more."""
+    texts = chain.from_iterable([*(fields.get("history") or ()), turn])
     return [
         {"role": role, "content": text} for text, role in zip(texts, cycle(("user", "assistant")))
     ]

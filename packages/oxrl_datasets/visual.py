@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple
 
-from oxrl.data.rows import Fields, Rows
+from oxrl.data.rows import Rows
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 from oxrl_datasets.generated import Made, counts_of
@@ -154,12 +154,13 @@ def _rows(
     rows: Rows = []
     for number, (scene, question) in enumerate(asked):
         coded = base64.b64encode(draw(shown[number][0])).decode()
-        row: Fields = {
-            "prompt": f"{LETTERS[questions[number][1]]}?",
-            **dict.fromkeys(TOLD[split], scene[question].color),
-            "images": [f"data:image/png;base64,{coded}"],
-            "uid": f"visual-questions/{split}/{number:06d}",
-            "source": "visual-questions",
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "prompt": f"{LETTERS[questions[number][1]]}?",
+                **dict.fromkeys(TOLD[split], scene[question].color),
+                "images": [f"data:image/png;base64,{coded}"],
+                "uid": f"visual-questions/{split}/{number:06d}",
+                "source": "visual-questions",
+            }
+        )
     return rows

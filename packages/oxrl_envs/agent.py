@@ -60,15 +60,14 @@ class AgentEnvironment(Environment):
 
     def __init__(self, command: str | Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._words = words_of(command)
-        self._variables = dict(env or {})
+        self._variables = env or {}
         self._endpoint = ChatEndpoint()
         self._output: IO[bytes] = tempfile.TemporaryFile()
         self._errors: IO[bytes] = tempfile.TemporaryFile()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Asked | None = None
         # The conversation after each turn, and the last message of it as the policy wrote it.
-        self._known: list[list[Json]] = []
-        self._written: list[tuple[Json, str]] = []
+        self._turns: list[tuple[list[Json], str]] = []
         self.tools: list[Json] = []
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
@@ -92,9 +91,8 @@ class AgentEnvironment(Environment):
         """
         asked = self._asked
         assert asked is not None
-        reply = answer_message(text, asked.tools, len(self._written))
-        self._written.append((plain_message(reply), text))
-        self._known.append([*asked.messages, self._written[-1][0]])
+        reply = answer_message(text, asked.tools, len(self._turns))
+        self._turns.append(([*asked.messages, plain_message(reply)], text))
         asked.reply.put(reply)
         self._asked = self._endpoint.asked.get()
         if self._asked is None:
@@ -103,14 +101,14 @@ class AgentEnvironment(Environment):
         turn = self._goes_on_from(messages)
         if turn is None:
             return Step(self._as_read(messages), after=-1)
-        added = self._as_read(messages[len(self._known[turn]) :])
-        last = len(self._known) - 1
+        added = self._as_read(messages[len(self._turns[turn][0]) :])
+        last = len(self._turns) - 1
         return Step(added, after=None if turn == last else turn)
 
     def _goes_on_from(self, messages: Sequence[Named]) -> int | None:
         """The turn after which `messages` go on, the longest conversation first; None: none."""
         turns: list[tuple[int, int]] = []
-        for turn, known in enumerate(self._known):
+        for turn, (known, _) in enumerate(self._turns):
             added = messages[len(known) :]
             begins = list(messages[: len(known)]) == known
             if added and begins and all(message["role"] != "assistant" for message in added):
@@ -180,7 +178,7 @@ class AgentEnvironment(Environment):
         """Messages for the chat template; what the policy wrote as it wrote it."""
         found: list[Message] = []
         for message in messages:
-            texts = [text for known, text in self._written if known == message]
+            texts = [text for known, text in self._turns if known[-1] == message]
             plain = dict(message)
             calls = plain.pop("tool_calls", ())
             plain["content"] = texts[-1] if texts else plain["content"] + _calls_as_text(calls)

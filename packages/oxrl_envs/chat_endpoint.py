@@ -150,51 +150,55 @@ def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
     return message | {"content": around or None, "tool_calls": called}
 
 
-class ChatEndpoint:
-    """The endpoint of one agent program.
+class ChatEndpoint(ThreadingHTTPServer):
+    """The endpoint of one agent program: it serves every connection in a thread, those of strangers
+    only as far as there is room.
 
     asked: requests in the order in which they came; None when somebody has put it there.
     """
 
+    # Somebody may hang up while a reply is waited for.
+    daemon_threads = True
+
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: queue.Queue[Asked | None] = queue.Queue()
         self.key = secrets.token_hex(16)
         self.strangers: dict[socket.socket, None] = {}
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.endpoint = self
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
         """The base URL for clients."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    """Serves every connection in a thread, those of strangers only as far as there is room."""
-
-    # Somebody may hang up while a reply is waited for.
-    daemon_threads = True
-    endpoint: ChatEndpoint
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """See BaseServer: whoever connects is a stranger until the key is shown."""
-        strangers = self.endpoint.strangers
-        strangers[request] = None
-        if len(strangers) > MOST_STRANGERS:
-            oldest = [*strangers][0]
-            strangers.pop(oldest, None)
+        """See BaseServer: whoever connects is a stranger until the key is shown.
+
+        Args:
+            request: the connection.
+            client_address: of the client.
+        """
+        self.strangers[request] = None
+        if len(self.strangers) > MOST_STRANGERS:
+            oldest = [*self.strangers][0]
+            self.strangers.pop(oldest, None)
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """See BaseServer: nothing is said of a connection that is gone."""
+        """See BaseServer: nothing is said of a connection that is gone.
+
+        Args:
+            request: the connection.
+            client_address: of the client.
+        """
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -215,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A turn of the policy."""
-        endpoint: ChatEndpoint = self.server.endpoint
+        endpoint: ChatEndpoint = self.server
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         length = self.headers.get("Content-Length", "")
         if not hmac.compare_digest(given.encode(), endpoint.key.encode()):
@@ -236,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         except BadRequest as error:
             self._refuse(400, str(error))
             return
-        self.server.endpoint.asked.put(asked)
+        self.server.asked.put(asked)
         message = asked.reply.get()
         reason = "tool_calls" if "tool_calls" in message else "stop"
         about = {"id": "chatcmpl-oxrl", "created": 0, "model": request.get("model") or "oxrl"}

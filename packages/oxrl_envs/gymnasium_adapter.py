@@ -68,7 +68,7 @@ class GymnasiumEnvironment:
             raise ValueError("environment.options.id is missing, such as id: FrozenLake-v1")
         if view not in VIEWS:
             raise ValueError(f"environment.options.view must be one of {', '.join(VIEWS)}: {view}")
-        self._made = make(id, dict(settings or {}))
+        self._made = make(id, settings or {})
         self._view = view
         self._ends = end_on_no_action
         self._no_action_reward = no_action_reward
@@ -79,8 +79,7 @@ class GymnasiumEnvironment:
                 f"the actions of {id} are {space}; only Discrete and Text can be written as text"
             )
         self._free = kind == "Text"
-        start = 0 if self._free else int(space.start)
-        self._numbers = range(start, start if self._free else start + int(space.n))
+        self._numbers = range(0) if self._free else numbers_of(space)
         self._names = self._named(actions)
         self._show_actions = show_actions and not self._free
 
@@ -167,8 +166,18 @@ class GymnasiumEnvironment:
         elif self._view == "grid" or (auto and hasattr(inner, "pprint_grid")):
             text = f"{inner.mission}\n{inner.pprint_grid()}"
         else:
-            text = json.dumps(plain(observation))
+            text = json.dumps(observation, default=plain)
         return capped(text, MOST_OBSERVATION)
+
+
+def numbers_of(space: Any) -> range:
+    """The numbers of discrete actions.
+
+    Args:
+        space: of the actions, Discrete.
+    """
+    start = int(space.start)
+    return range(start, start + int(space.n))
 
 
 def action_names(made: Any) -> Names:
@@ -187,7 +196,7 @@ def action_names(made: Any) -> Names:
     return ACTIONS.get(short, ())
 
 
-def make(id: str, settings: dict[str, Any]) -> Any:
+def make(id: str, settings: Named) -> Any:
     """An environment that renders text where it can.
 
     Args:
@@ -234,18 +243,12 @@ def uncolored(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """An observation as JSON can hold it.
+    """A part of an observation as JSON can hold it.
 
     Args:
-        value: an array, a mapping, a sequence, or a single value.
+        value: what JSON has no form for, such as an array.
 
     Returns:
-        Lists, mappings with text as keys, numbers and texts; anything else as its text.
+        Lists and numbers of an array; anything else as its text.
     """
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value if isinstance(value, int | float | str | None) else str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

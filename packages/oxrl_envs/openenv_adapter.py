@@ -59,7 +59,7 @@ class OpenEnvEnvironment:
         self._url = url.rstrip("/")
         self._field = action
         self._shown = observation
-        self._reset = dict(reset or {})
+        self._reset = reset or {}
         self._socket: Any = None
 
     @classmethod

@@ -42,7 +42,7 @@ class ReasoningGymEnvironment:
         if attempts < 1:
             raise ValueError(f"environment.options.attempts must be 1 or more, got {attempts}")
         self._task = task
-        self._parameters = dict(parameters or {})
+        self._parameters = parameters or {}
         self._left = attempts
         self._best = 0.0
 

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -83,40 +82,28 @@ class Bm25:
         return [(int(number), float(scores[number])) for number in order if scores[number] > 0]
 
 
-class Passages(NamedTuple):
-    """The passages of a file, and which of them fit.
-
-    titles: of each text, perhaps empty. texts: as many, at least one.
-    """
-
-    titles: Sequence[str]
-    texts: Sequence[str]
-    ranking: Bm25
-
-
 # Read once in the process that all episodes are copies of.
 @functools.cache
-def read_passages(file: str) -> Passages:
+def read_passages(file: str) -> tuple[list[tuple[str, str]], Bm25]:
     """The passages of a JSONL or Parquet file.
 
     Args:
         file: with fields `text` and perhaps `title`.
 
     Returns:
-        Texts and titles, in file order; a missing title is empty.
+        Title and text of each, in file order, a missing title empty; and what finds those that fit.
 
     Raises:
         DataError: it cannot be read, or a row has no text; names the row.
     """
-    titles: list[str] = []
-    texts: list[str] = []
+    passages: list[tuple[str, str]] = []
     for record in read_rows(file):
-        texts.append(_text(record, "text"))
-        titles.append(_text(record, "title") if "title" in record.fields else "")
-    if not texts:
+        text = _text(record, "text")
+        title = _text(record, "title") if "title" in record.fields else ""
+        passages.append((title, text))
+    if not passages:
         raise DataError(f"{file} has no row; a passage is {EXPECTED}")
-    pairs = zip(titles, texts, strict=True)
-    return Passages(titles, texts, Bm25([f"{title}\n{text}" for title, text in pairs]))
+    return passages, Bm25([f"{title}\n{text}" for title, text in passages])
 
 
 def _text(record: Record, field: str) -> str:
@@ -156,13 +143,12 @@ class SearchTool:
         Args:
             query: A few words to look for.
         """
-        passages = read_passages(self._file)
+        passages, ranking = read_passages(self._file)
         found: list[str] = []
-        for rank, (number, _) in enumerate(passages.ranking.best(query, self._top), start=1):
-            text = passages.texts[number]
+        for rank, (number, _) in enumerate(ranking.best(query, self._top), start=1):
+            title, text = passages[number]
             if len(text) > self._longest:
                 text = f"{text[: self._longest]} ..."
-            title = passages.titles[number]
             found.append(f"[{rank}] {title}\n{text}" if title else f"[{rank}] {text}")
         return "\n\n".join(found) or "Nothing was found."
 

@@ -11,7 +11,6 @@ Source: TextArena's `core.Env`: reset, get_observation, step and close.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from oxrl.environments import Message, Step
@@ -54,14 +53,12 @@ class TextArenaEnvironment:
             raise ValueError(
                 f"a game of {players} players needs environment.options.opponent: path.py:function"
             )
-        self._opponent: Callable[[str], object] | None = None
         try:
-            if opponent:
-                self._opponent = load_function(opponent, "opponent")
+            self._opponent = load_function(opponent, "opponent") if opponent else None
         except ValueError as error:
             raise ValueError(f"environment.options.opponent={opponent}: {error}") from error
         try:
-            self._game = _unwrapped(library, library.make(id, **dict(settings or {})))
+            self._game = _unwrapped(library, library.make(id, **(settings or {})))
         except (ValueError, TypeError, LookupError, ImportError) as error:
             raise ValueError(f"textarena.make({id!r}) raised {error}") from error
         self._player = player

@@ -8,7 +8,7 @@ Episodes that do not succeed are counted and left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -136,13 +136,14 @@ class Demonstrations:
             begins = stable_seed("demonstration eval", seed, number) % 2**31
             evaluated.append({"prompt": self.prompt, "seed": begins, **others})
         files = {"sft": rows, "rl": [{"prompt": self.prompt, **own}], "eval": evaluated}
+        actions = [seen.action for done in kept for seen in done.steps]
         facts: JsonObject = {
             "expert_episodes": count,
             "expert_failed": count - len(kept),
-            "expert_steps": sum(len(done.steps) for done in kept),
+            "expert_steps": len(actions),
             "padded_actions": padded_in(rows),
         }
-        told = statistics_of(kept)
+        told = None if isinstance(actions[0], str) else {"action": statistics(actions)}
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
         return Made(files, facts, told, kept, code)
 
@@ -204,9 +205,9 @@ class Demonstrations:
             found = json.loads(text)
         except ValueError as error:
             raise DataError(f"option {name}={text!r} is no JSON: {error}") from error
-        if not isinstance(found, Mapping):
+        if not isinstance(found, dict):
             raise DataError(f"option {name}={text!r} must be a JSON object")
-        return dict(found)
+        return found
 
 
 def _close(made: Json) -> None:
@@ -220,10 +221,7 @@ def plain_action(action: Json) -> Json:
     Args:
         action: a name, an array, or a sequence of numbers.
     """
-    if isinstance(action, str):
-        return action
-    numbers = action.tolist() if hasattr(action, "tolist") else action
-    return [float(number) for number in numbers]
+    return action if isinstance(action, str) else [float(number) for number in action]
 
 
 def succeeded(last: Step) -> bool:
@@ -235,28 +233,13 @@ def succeeded(last: Step) -> bool:
     return last.reward > 0 if last.success is None else last.success
 
 
-def statistics_of(done: Sequence[Demonstration]) -> JsonObject | None:
-    """Compute the statistics of actions that `action.statistics` reads.
-
-    Args:
-        done: episodes, with at least one step.
-
-    Returns:
-        The statistics of every number of an action, see `statistics`; None where actions are names.
-    """
-    actions = [seen.action for one in done for seen in one.steps]
-    if isinstance(actions[0], str):
-        return None
-    return {"action": statistics(actions)}
-
-
 def pieces_of(
     rows: Sequence[Fields], told: Fields | None, *, pieces: int, scale: float
 ) -> FastCode | None:
     """The pieces of FAST of the chunks of rows to imitate.
 
     Args:
-        rows: with `actions`, or messages that have some.
+        rows: with `messages`; they, or the row itself, have `actions`.
         told: statistics of the actions; None: they are names.
         pieces: at most so many; 0: none are made.
         scale: of the coefficients.
@@ -278,7 +261,7 @@ def pieces_of(
     head = ActionHead(token_ids=(), low=tuple(own["q01"]), high=tuple(own["q99"]))
     chunks: JsonArray = []
     for row in rows:
-        said = [row] if "actions" in row else row["messages"]
-        chunks += [one["actions"] for one in said if "actions" in one]
+        parts = (row, *row["messages"])
+        chunks += [part["actions"] for part in parts if "actions" in part]
     tables = [2.0 * np.asarray([head.shares(one) for one in chunk]) - 1.0 for chunk in chunks]
     return fit(tables, pieces=pieces, scale=scale)

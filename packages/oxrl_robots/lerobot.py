@@ -155,7 +155,7 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
             f"{directory}: {', '.join(videos)} are videos, which are not decoded here; write the "
             "dataset with images (LeRobot: use_videos=False)"
         )
-    cameras = [name for name in features if name.startswith((IMAGES, OF_ALL))]
+    cameras = [name for name in features if name.startswith(OF_ALL)]
     tasks = _tasks(directory)
     seeds = _seeds(directory)
     paths = sorted((directory / "data").glob("chunk-*/*.parquet"))
@@ -319,7 +319,7 @@ def _tasks(directory: Path) -> dict[int, str]:
     """
     lines = directory / "meta" / "tasks.jsonl"
     if lines.is_file():
-        return _read_lines(lines, "task", lambda row: (int(row["task_index"]), str(row["task"])))
+        return _read_lines(lines, "task", lambda row: {int(row["task_index"]): str(row["task"])})
     table = directory / "meta" / "tasks.parquet"
     if not table.is_file():
         return {}
@@ -339,24 +339,24 @@ def _seeds(directory: Path) -> dict[int, int]:
         DataError: the file of episodes is damaged; names it and the line.
     """
     path = directory / "meta" / "episodes.jsonl"
-    return _read_lines(path, "episode", _seed_of) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return _read_lines(
+        path,
+        "episode",
+        lambda row: {int(row["episode_index"]): int(row["seed"])} if "seed" in row else {},
+    )
 
 
-def _seed_of(episode: Json) -> tuple[int, int] | None:
-    return (int(episode["episode_index"]), int(episode["seed"])) if "seed" in episode else None
-
-
-def _read_lines(
-    path: Path, what: str, read: Callable[[Json], tuple[int, Json] | None]
-) -> dict[int, Json]:
-    """Read the lines of a file into values by number; `read` returns both, or None for nothing."""
+def _read_lines(path: Path, what: str, read: Callable[[Json], dict[int, Json]]) -> dict[int, Json]:
+    """Read the lines of a file into values by number; `read` returns those of one line."""
     found: dict[int, Json] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            told = read(json.loads(line)) if line.strip() else None
+            if line.strip():
+                found |= read(json.loads(line))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} line {number} is no {what}, but {line!r:.60}") from error
-        found.update([told] if told else [])
     return found
 
 

@@ -32,7 +32,6 @@ MIDDLE = 2.0
 
 # Action -> the way there, down and right, in tiles; the ends lie in the same order.
 MOVES = {"up": (-1.0, 0.0), "down": (1.0, 0.0), "left": (0.0, -1.0), "right": (0.0, 1.0)}
-Pixels = NDArray[np.uint8]
 ENDS = [(MIDDLE + 2 * down, MIDDLE + 2 * right) for down, right in MOVES.values()]
 CONTROLS = ("steps", "velocity")
 
@@ -90,7 +89,7 @@ class RasterWorld:
                 return number
         return None
 
-    def frame(self) -> Pixels:
+    def frame(self) -> NDArray[np.uint8]:
         """Draw the world as it looks now, [40, 40, 3]."""
         found = self._empty.copy()
         down = _pixel(self.place[0])

@@ -99,18 +99,16 @@ def as_robot_episode(done: Demonstration) -> RobotEpisode:
         DataError: it has no images, or its actions are names.
     """
     frames: list[Frame] = []
-    task = ""
     for seen in done.steps:
         if isinstance(seen.action, str):
             raise DataError("LeRobot's actions are numbers, and these are names: leave out lerobot")
         last = seen.messages[-1]
-        task = text_of(last)
         images = {CAMERA: shown_image(last)}
         frames.append(
             Frame(images=images, action=seen.action, state=seen.state, reward=seen.reward)
         )
-    success = succeeded(done.last)
-    return RobotEpisode(task=task, frames=frames, success=success, seed=done.seed)
+    task = text_of(done.steps[-1].messages[-1])
+    return RobotEpisode(task=task, frames=frames, success=succeeded(done.last), seed=done.seed)
 
 
 def shown_image(message: Message) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from oxrl.data.rows import Fields, Json, JsonObject
@@ -26,12 +26,10 @@ from oxrl.environments import Message, Step
 from oxrl.environments.adapting import need, seed_of, shown_with
 from oxrl.types import Prompt
 from oxrl.usercode.user_code import load_function
-from oxrl_envs.gymnasium_adapter import action_names, make
+from oxrl_envs.gymnasium_adapter import action_names, make, numbers_of
 
 # How MuJoCo renders without a display, where nothing else is asked for.
 RENDERER = "egl"
-# Of `outcome_at`: what the environment's info says.
-SUCCESS = "success"
 # What Gymnasium makes, and what it is made of, have no types here.
 Made = Any
 
@@ -77,7 +75,7 @@ class SimulatorEnvironment:
         self._instruction = instruction
         if _is_mujoco(self._made.unwrapped):
             _fix_camera(self._made.unwrapped)
-        if isinstance(outcome_at, str) and outcome_at != SUCCESS:
+        if isinstance(outcome_at, str) and outcome_at != "success":
             raise ValueError(
                 f"environment.options.outcome_at is {outcome_at!r}; a number, or success"
             )
@@ -172,7 +170,7 @@ class SimulatorEnvironment:
         return {
             "steps": [layer["_elapsed_steps"] for layer in _counting(self._made)],
             "random": copy.deepcopy(inner.np_random.bit_generator.state),
-            "inner": _mujoco_state(inner) if _is_mujoco(inner) else copy.deepcopy(_own(inner)),
+            "inner": _mujoco_state(inner) if _is_mujoco(inner) else _python_state(inner),
         }
 
     def restore(self, state: Fields) -> None:
@@ -228,23 +226,21 @@ class SimulatorEnvironment:
 
 def _names(made: Made) -> list[str]:
     """Names of discrete actions; their numbers where they have none."""
-    own = action_names(made)
-    start = int(made.action_space.start)
-    return list(own) or [str(number + start) for number in range(int(made.action_space.n))]
+    return list(action_names(made)) or list(map(str, numbers_of(made.action_space)))
 
 
-def _counting(made: Made) -> list[JsonObject]:
+def _counting(made: Made) -> Iterator[JsonObject]:
     """The attributes of layers around an environment that count its steps."""
-    found: list[JsonObject] = []
     while hasattr(made, "env"):
-        found.append(vars(made))
+        if "_elapsed_steps" in vars(made):
+            yield vars(made)
         made = made.env
-    return [layer for layer in found if "_elapsed_steps" in layer]
 
 
-def _own(inner: Made) -> JsonObject:
+def _python_state(inner: Made) -> JsonObject:
     """The attributes of an environment of Python objects, without its windows."""
-    return {name: value for name, value in vars(inner).items() if name not in ("window", "clock")}
+    own = {name: value for name, value in vars(inner).items() if name not in ("window", "clock")}
+    return copy.deepcopy(own)
 
 
 def _is_mujoco(inner: Made) -> bool:

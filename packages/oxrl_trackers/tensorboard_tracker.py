@@ -17,12 +17,11 @@ from oxrl.runs.files import Json
 from oxrl.runs.tracker_process import Place, TrackedRun, numbers
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Place):
     """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
-        self._place = Place(run.directory / "tensorboard.json")
-        self.logged = self._place.logged
+        super().__init__(run.directory / "tensorboard.json")
         self._writer = EventFileWriter(str(run.directory / "tensorboard"))
         if self.logged < 0:
             self._add(0, [_text("config", _as_markdown(run.params))])
@@ -32,8 +31,7 @@ class TensorBoardTracker:
             values = numbers(record).items()
             self._add(record["step"], [Summary.Value(tag=k, simple_value=v) for k, v in values])
         self._writer.flush()
-        self.logged = records[-1]["step"]
-        self._place.note(self.logged)
+        self.note(records[-1]["step"])
 
     def close(self, outcome: str) -> None:
         self._add(max(self.logged, 0), [_text("outcome", outcome)])

@@ -15,21 +15,19 @@ from oxrl.runs.tracker_process import Place, TrackedRun, numbers
 PROJECT = "oxrl"
 
 
-class TrackioTracker:
+class TrackioTracker(Place):
     """See `oxrl.runs.tracker_process.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run.directory / "trackio.json")
         os.environ.setdefault("TRACKIO_DIR", str(run.directory / "trackio"))
         # Imported after that: it reads the variable when it is imported.
         from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
         self._storage = SQLiteStorage
         self._run = run
-        self._place = Place(run.directory / "trackio.json")
-        self.logged = self._place.logged
 
     def log(self, records: list[Json]) -> None:
-        run_id = self._place.run_id
         steps = [int(record["step"]) for record in records]
         self._storage.bulk_log(
             PROJECT,
@@ -38,11 +36,10 @@ class TrackioTracker:
             steps=steps,
             config=self._run.params,
             # What was written before a kill is not written twice.
-            log_ids=[f"{run_id}-{step}" for step in steps],
-            run_id=run_id,
+            log_ids=[f"{self.run_id}-{step}" for step in steps],
+            run_id=self.run_id,
         )
-        self.logged = steps[-1]
-        self._place.note(self.logged)
+        self.note(steps[-1])
 
     def close(self, outcome: str) -> None:
         pass  # nothing is held open, and trackio has no word for it

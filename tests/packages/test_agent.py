@@ -366,7 +366,7 @@ def test_a_client_that_hangs_up_is_nothing_to_speak_of(
     try:
         raise LookupError("a fault of ours")
     except LookupError:
-        served._server.handle_error(None, ("127.0.0.1", port))
+        served.handle_error(None, ("127.0.0.1", port))
     assert "a fault of ours" in capfd.readouterr().err
 
 
