@@ -81,16 +81,13 @@ def language_of(text: str) -> str:
         return names[0]
     words = Counter(re.findall(r"[^\W\d_]+(?:[\u0900-\u097f]+)*", text.lower()))
     marks = Counter(letters)
-    evidence = {name: _evidence(name, words, marks) for name in names}
-    best = max(evidence, key=lambda name: evidence[name])
-    return best if evidence[best] else ""
-
-
-def _evidence(name: str, words: Counter[str], letters: Counter[str]) -> int:
-    """Common words of a language in a text, and letters of its own."""
-    of_words = sum(words[word] for word in WORDS[name].split())
-    of_letters = sum(letters[letter] for letter in LETTERS.get(name, ""))
-    return of_words + of_letters
+    # Common words of each language, and letters of its own.
+    evidence: Counter[str] = Counter()
+    for name in names:
+        evidence[name] = sum(words[word] for word in WORDS[name].split())
+        evidence[name] += sum(marks[letter] for letter in LETTERS.get(name, ""))
+    [(best, found)] = evidence.most_common(1)
+    return best if found else ""
 
 
 def is_language(text: str, name: str) -> bool:

@@ -157,10 +157,11 @@ def math_reward(response: str, answer: object) -> Score:
 def _gold_text(answer: object) -> str | None:
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
-    if isinstance(answer, float) and not isfinite(answer):
-        return None
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
+    if isinstance(answer, float):
+        if not isfinite(answer):
+            return None
+        if answer.is_integer():
+            answer = int(answer)
     return str(answer).strip() or None
 
 
@@ -234,12 +235,9 @@ def _marked_final(text: str) -> _Final:
 
 @functools.lru_cache(maxsize=1024)
 def _statement(final: _Final) -> str:
-    """The mathematics that states the answer, as `rewritten`: of running text, its last formula."""
-    return rewritten(_formula(final))
-
-
-def _formula(final: _Final) -> str:
-    """The statement as it is written; nothing where the words around it turn it into another."""
+    """The mathematics that states the answer, as `rewritten`: of running text, its last formula;
+    nothing where the words around it turn it into another.
+    """
     text = final.text[-_LONGEST_TEXT:]
     formulas = list(_MATH.finditer(text))
     joined = len(formulas) > 1 and (final.marked or _JOINED.fullmatch(_MATH.sub(" ", text)))
@@ -253,7 +251,7 @@ def _formula(final: _Final) -> str:
     if not final.marked and re.search(r"\d", after):
         return ""  # A number after it states the answer.
     turned = around(f"{final.lead or ''} {plain(before)}", plain(after)) - {"operator"}
-    return "" if turned else text
+    return "" if turned else rewritten(text)
 
 
 def _final_answer(response: str) -> _Final | None:

@@ -318,7 +318,7 @@ def read_number(text: str, lead: str | None, last: bool, formula: bool) -> Quant
         formula: whether letters outside of LaTeX's text are variables.
 
     Returns:
-        None unless the text says that the answer is this number.
+        The number with its unit; None unless the text says that the answer is this number.
     """
     text = re.sub(r"=\s*\$?[a-zA-Z]\s*\$?\.?\s*$", "", text.rstrip())  # 5 = x
     matches = list(_NUMBER.finditer(text))
@@ -327,15 +327,10 @@ def read_number(text: str, lead: str | None, last: bool, formula: bool) -> Quant
     match = matches[-1 if last else 0]
     before = text[: match.start()]
     after = text[match.end() :]
-    if lead is not None:
-        return _read(match, f"{lead} {before}", after.partition("\n")[0], formula, alone=False)
-    return _read(match, before, after, formula, alone=True)
-
-
-def _read(
-    match: re.Match[str], before: str, after: str, formula: bool, alone: bool
-) -> Quantity | None:
-    """The number with its unit; None if it is a part of something else."""
+    alone = lead is None
+    if not alone:
+        before = f"{lead} {before}"
+        after = after.partition("\n")[0]
     # A number in LaTeX's text is no formula.
     measured = _unit(after, formula and alone and not before.endswith("\u2060"))
     value = _value(match, formula)

@@ -46,7 +46,7 @@ _OTHER_RELATIONS = re.compile(
 )
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ANY_RELATION = re.compile("[<>≤≥≠=]")
-_TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
+_TURNED = {">": "<", "≥": "≤"}
 _SYMPY_RELATIONS = {"<": "<", ">": ">", "≤": "<=", "≥": ">=", "≠": "!=", "=": "=="}
 # The symbols of a statement in one way.
 _SYMBOLS = compiled(
@@ -186,10 +186,10 @@ def _shape(text: str) -> str:
         return "relation"
     if _MEMBER.fullmatch(text) or _is_interval(text):
         return "interval"
-    pair = bracketed(text, "(", ")")
-    if pair is not None and len(split_parts(pair)) > 1:
+    inside = bracketed(text, "()")
+    if inside is not None and len(split_parts(inside)) > 1:
         return "tuple"
-    if bracketed(text, "{", "}") is not None or r"\pm" in text:
+    if bracketed(text, "{}") is not None or r"\pm" in text:
         return "set"
     several = len(split_parts(THOUSANDS.sub("", text))) > 1
     return "list" if several or OR.search(text) or AND.search(text) else "single"
@@ -223,18 +223,18 @@ def closing_bracket(text: str, start: int, pair: str = "{}") -> int:
     return len(text)
 
 
-def bracketed(text: str, opening: str, closing: str) -> str | None:
+def bracketed(text: str, pair: str) -> str | None:
     """Find what one pair of brackets around the whole text holds.
 
     Args:
         text: LaTeX, without white space at its ends.
-        opening, closing: one character each, such as "(" and "]", which part an interval's ends.
+        pair: the opening and the closing bracket.
 
     Returns:
         That; None where the text is not one pair of such brackets.
     """
-    end = closing_bracket(text, 1, opening + closing)
-    return text[1:-1] if text[:1] == opening and end == len(text) - 1 else None
+    end = closing_bracket(text, 1, pair)
+    return text[1:-1] if text[:1] == pair[0] and end == len(text) - 1 else None
 
 
 def split_parts(text: str) -> list[str]:
@@ -345,7 +345,7 @@ def _terms(difference: Any, relation: str) -> tuple[str, Any]:
     """`difference relation 0` with < or ≤ and a first coefficient of 1 or -1."""
     import sympy
 
-    if relation in ">≥":
+    if relation in _TURNED:
         difference, relation = -difference, _TURNED[relation]
     expanded = sympy.expand(difference)
     found = {term: number for term, number in expanded.as_coefficients_dict().items() if term != 1}

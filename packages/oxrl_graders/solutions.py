@@ -158,8 +158,8 @@ def _values(text: str) -> list[Any] | None:
     """The solutions in one clause: several of a set in braces or of "plus or minus"."""
     text = text.strip()
     assigned = _assignments(text)
-    braces = bracketed(text, "{", "}")
-    inside = bracketed(text, "(", ")")
+    braces = bracketed(text, "{}")
+    inside = bracketed(text, "()")
     if braces is not None:
         found = [_values(part) for part in split_parts(braces)]
         return None if None in found else [value for values in found if values for value in values]

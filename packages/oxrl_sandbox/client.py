@@ -298,5 +298,7 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
 
 def environment() -> dict[str, str]:
     """All that a unit inherits. Sets and dictionaries have the same order every time."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **kept}
+    inherited = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    if "LD_LIBRARY_PATH" in os.environ:
+        inherited["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    return inherited

@@ -79,8 +79,8 @@ def code_reward(
         raise RewardDefinitionError(
             f"code needs sandbox= one of {', '.join(LEVELS)}, got {sandbox!r}{hint}"
         )
-    limits = {"program_s": program_s, "program_mb": program_mb}
-    return score_code(response, answer, partial=partial, sandbox=sandbox, url=url, **limits)
+    used = sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url)
+    return judged(used, response, answer, partial=partial)
 
 
 def judged(

@@ -18,6 +18,7 @@ import json
 import secrets
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from oxrl_sandbox import bundle
@@ -128,8 +129,7 @@ class RemoteSandbox:
             raise SandboxError(f"{self.url} did not run the program: {str(said)[-500:]}")
         graded: Json | None = None
         for message in _messages(base64.b64decode(parts[0][1:])):
-            if "failed" in message or "broken" in message:
-                problem = message.get("failed") or message["broken"]
+            if problem := message.get("failed") or message.get("broken"):
                 raise SandboxError(f"{self.url}: {problem}")
             graded = message.get("graded", graded)
             if "program" in message:
@@ -138,13 +138,11 @@ class RemoteSandbox:
         raise SandboxError(f"{self.url} ended without a verdict: {trouble[-500:]}")
 
 
-def _messages(said: bytes) -> list[Json]:
+def _messages(said: bytes) -> Iterator[Json]:
     """The whole messages at the start of what a unit said."""
-    found: list[Json] = []
     while said:
         end = plain.LENGTH + int.from_bytes(said[: plain.LENGTH], "big")
         if len(said) < end:
             break
-        found.append(json.loads(said[plain.LENGTH : end]))
+        yield json.loads(said[plain.LENGTH : end])
         said = said[end:]
-    return found

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from oxrl.errors import RewardDefinitionError
 
-COMPARE = ("none", "answer", "group")
-VERDICTS = ("json", "regex")
 RUBRIC = (
     "How well does the response do what the last message of the user asks for? Correct, complete "
     "and to the point is best; wrong, empty or beside the point is worst."
@@ -76,19 +74,10 @@ class JudgeOptions:
         if self.key_env and not _VARIABLE.fullmatch(self.key_env):
             rule = "an environment variable, in upper case, such as OPENAI_API_KEY"
             raise ValueError(f"key_env is the name of {rule}, and what is given here is none")
-        for name, value, choices in (
-            ("compare", self.compare, COMPARE),
-            ("verdict", self.verdict, VERDICTS),
-        ):
-            if value not in choices:
-                listed = " or ".join((", ".join(choices[:-1]), choices[-1]))
-                raise ValueError(f"{name} must be {listed}, got {value!r}")
-        self._check_numbers()
-        _compiled(self.pattern)
-        if not self.rubric.strip():
-            raise ValueError("rubric is empty: say in words what is good")
-
-    def _check_numbers(self) -> None:
+        if self.compare not in ("none", "answer", "group"):
+            raise ValueError(f"compare must be none, answer or group, got {self.compare!r}")
+        if self.verdict not in ("json", "regex"):
+            raise ValueError(f"verdict must be json or regex, got {self.verdict!r}")
         if self.low >= self.high:
             raise ValueError(f"need low < high, got {self.low} and {self.high}")
         if not 0 <= self.temperature <= 2:
@@ -101,6 +90,9 @@ class JudgeOptions:
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
                 raise ValueError(f"{name} must be {least} to {most}, got {value}")
+        _compiled(self.pattern)
+        if not self.rubric.strip():
+            raise ValueError("rubric is empty: say in words what is good")
 
     @property
     def pairwise(self) -> bool:

@@ -5,7 +5,12 @@ In a run its own pool asks, and keeps what was said.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import statistics
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +18,19 @@ from typing import Any
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import BuiltIn
+from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completions, Group, GroupScores, Named, Prompt, Score, Scores
+from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores, Texts
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl_graders.formats import compiled, cosine_length_value
-from oxrl_graders.judge.asking import Judge, Messages, Outcome
-from oxrl_graders.judge.endpoint import JudgeError
+from oxrl_graders.judge.endpoint import Endpoint, JudgeError
 from oxrl_graders.judge.options import JudgeOptions, refuse_secrets
-from oxrl_graders.judge.questions import pairs_of_group, question, verdict_of
-from oxrl_graders.judge.record import FILE, Judgements
+from oxrl_graders.judge.questions import pairs_of_group, question, schema, verdict_of
+from oxrl_graders.judge.record import FILE, Judgements, Reply, content_key
 
 NAME = "judge"
+Messages = list[Texts]
+Outcome = Reply | JudgeError
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,9 @@ class _Verdict:
     failure: Score | None = None
 
 
-class JudgePool(Judge):
-    """Scores groups of completions by a judge. Used as `RewardPool` is, without processes.
+class JudgePool:
+    """Scores groups of completions by a judge, many questions at once, each answered from the
+    record where it can be. Used as `RewardPool` is, without processes.
 
     Args:
         options: fields of `JudgeOptions`.
@@ -84,11 +92,15 @@ class JudgePool(Judge):
         self.name = NAME
         self.field = field
         try:
-            judge = JudgeOptions(**options)
+            self.options = JudgeOptions(**options)
         except (TypeError, ValueError) as error:
             raise RewardDefinitionError(f"{field}.options: {NAME}: {error}") from None
-        record = Judgements(None if directory is None else directory / FILE)
-        super().__init__(judge, record, requests=workers, timeout_s=timeout_s)
+        self._judgements = Judgements(None if directory is None else directory / FILE)
+        self._requests = workers
+        self._timeout_s = timeout_s
+        self._endpoint: Endpoint | None = None
+        self._count_lock = threading.Lock()
+        self._counts = Counter(questions=0, recorded=0, prompt_tokens=0, completion_tokens=0)
 
     @property
     def pools(self) -> Sequence[JudgePool]:
@@ -127,11 +139,83 @@ class JudgePool(Judge):
         for (prompt, members), questions in zip(groups, asked, strict=True):
             verdicts: list[list[_Verdict]] = [[] for _ in members]
             for one in questions:
-                outcome = None if one.messages is None else next(outcomes)
-                self._enter(verdicts, one, outcome)
+                verdict = _Verdict(0.5, 0.5, "the same text")
+                if one.messages is not None:
+                    verdict = self._verdict(next(outcomes))
+                if one.swapped:
+                    verdict = _turned(verdict)
+                verdicts[one.first].append(verdict)
+                if one.second is not None:
+                    verdicts[one.second].append(_turned(verdict))
             scores = [_score(said, prompt, place) for place, said in enumerate(verdicts)]
             found.append(scores)
         return found
+
+    def endpoint(self) -> Endpoint:
+        """Return what sends the requests.
+
+        Raises:
+            RewardDefinitionError: the key is not in the environment.
+        """
+        if self._endpoint is None:
+            key = self.options.key()
+            self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
+        return self._endpoint
+
+    def unreachable(self, timeout_s: float = 5.0) -> str:
+        """Ask the endpoint whether it is there; nothing is paid for that.
+
+        Args:
+            timeout_s: seconds to wait for an answer.
+
+        Returns:
+            Why nobody answers, in words; empty if somebody does.
+        """
+        return self.endpoint().look(timeout_s)
+
+    def counters(self) -> Metrics:
+        """`system/judge/<name>` since the last call: questions, those of them that were recorded,
+        requests, requests that were sent again, and tokens.
+        """
+        with self._count_lock:
+            found = {**self._counts, "requests": 0, "retried": 0}
+            self._counts = Counter(dict.fromkeys(self._counts, 0))
+        endpoint = self._endpoint
+        if endpoint is not None:
+            found |= {"requests": endpoint.requests, "retried": endpoint.retried}
+            endpoint.requests = endpoint.retried = 0
+        return {f"system/judge/{name}": float(number) for name, number in found.items()}
+
+    def ask(self, asked: Sequence[Messages], patience: Patience) -> list[Outcome]:
+        """Put questions to the judge; the same one twice is put once.
+
+        Args:
+            asked: messages of each question.
+            patience: how long to wait for the next reply.
+
+        Returns:
+            A reply for each question, or why there is none.
+
+        Raises:
+            RewardDefinitionError: the key is not in the environment.
+            RunDirectoryError: the record is damaged.
+            Stopped: a signal asked to stop.
+            DeadlineError: no reply came for too long.
+        """
+        questions = [self._question(messages) for messages in asked]
+        keys = list(map(content_key, questions))
+        by_key = dict(zip(keys, questions, strict=True))
+        known = {key: self._judgements.find(key) for key in by_key}
+        missing = {key: by_key[key] for key in by_key if known[key] is None}
+        self._count(questions=len(keys), recorded=sum(key not in missing for key in keys))
+        answers = self._answers(missing, patience) if missing else {}
+        return [known[key] or answers[key] for key in keys]
+
+    def close(self) -> None:
+        """Cut every connection."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
 
     def _asked(self, prompt: Prompt, texts: list[str]) -> list[_Asked]:
         """The questions about one group."""
@@ -160,17 +244,6 @@ class JudgePool(Judge):
             asked = None if one == other else question(self.options, prompt, one, other)
             yield _Asked(first, second, bool(swapped), asked)
 
-    def _enter(self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None) -> None:
-        """Add what one question said to the responses it was about."""
-        verdict = _Verdict(0.5, 0.5, "the same text")
-        if outcome is not None:
-            verdict = self._verdict(outcome)
-        if one.swapped:
-            verdict = _turned(verdict)
-        verdicts[one.first].append(verdict)
-        if one.second is not None:
-            verdicts[one.second].append(_turned(verdict))
-
     def _verdict(self, outcome: Outcome) -> _Verdict:
         if isinstance(outcome, JudgeError):
             status = "error"
@@ -188,6 +261,70 @@ class JudgePool(Judge):
                 if outcome.finish_reason == "length":
                     problem += f"; it was cut at max_tokens={self.options.max_tokens}: allow more"
         return _Verdict(failure=Score(value=None, status=status, reason=problem))
+
+    def _question(self, messages: Messages) -> Json:
+        return {
+            "model": self.options.model,
+            "messages": messages,
+            "temperature": self.options.temperature,
+            "max_tokens": self.options.max_tokens,
+            "seed": self.options.seed,
+        }
+
+    def _count(self, **more: int) -> None:
+        with self._count_lock:
+            self._counts.update(more)
+
+    def _answers(self, missing: dict[str, Json], patience: Patience) -> dict[str, Outcome]:
+        """The outcome of every question, by key.
+
+        The threads are daemons: one that hangs where nothing can be cut, in a look-up of a name
+        say, keeps nobody from leaving.
+        """
+        endpoint = self.endpoint()
+        # Taken from by all threads at once.
+        waiting = list(reversed(missing))
+        done: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()
+
+        def work() -> None:
+            with contextlib.suppress(IndexError):
+                while True:
+                    key = waiting.pop()
+                    done.put((key, self._outcome(endpoint, key, missing[key])))
+
+        for _ in range(min(self._requests, len(missing))):
+            threading.Thread(target=work, name="judge", daemon=True).start()
+        found: dict[str, Outcome] = {}
+        try:
+            while len(found) < len(missing):
+                try:
+                    key, outcome = done.get(timeout=patience.slice_s or 0.01)
+                except queue.Empty:
+                    patience.look(f"the judge at {endpoint.url}. Is it there, and fast enough?")
+                    continue
+                if not isinstance(outcome, Reply | JudgeError):
+                    raise outcome
+                patience.answered()
+                found[key] = outcome
+        except BaseException:
+            waiting.clear()
+            self.close()
+            raise
+        return found
+
+    def _outcome(self, endpoint: Endpoint, key: str, question: Json) -> Outcome | BaseException:
+        """A reply that is recorded already; why there is none; or what went wrong here."""
+        form = None
+        if self.options.constrained and self.options.verdict == "json":
+            form = schema(self.options)
+        try:
+            reply = endpoint.complete(question, form, time.monotonic() + self._timeout_s)
+            self._count(
+                prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens
+            )
+            return self._judgements.add(key, reply)
+        except BaseException as error:  # noqa: BLE001 - a full disk, say: raised where it is waited for
+            return error
 
 
 def _turned(verdict: _Verdict) -> _Verdict:

@@ -6,6 +6,7 @@ killed finds there whatever any of its samples was scored by.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -65,7 +66,6 @@ class Judgements:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: Replies | None = None
 
     def find(self, key: str) -> Reply | None:
         """The reply that is recorded; None if there is none.
@@ -77,7 +77,7 @@ class Judgements:
             RunDirectoryError: the file is not what was written there.
         """
         with self._lock:
-            return self._all().get(key)
+            return self._known.get(key)
 
     def add(self, key: str, reply: Reply) -> Reply:
         """Record a reply, and return what counts: the first one that was recorded.
@@ -94,23 +94,17 @@ class Judgements:
             OSError: the disk refused.
         """
         with self._lock:
-            known = self._all()
-            if key not in known:
-                self._write({"key": key, **asdict(reply)})
-                known[key] = reply
-            return known[key]
+            if key not in self._known:
+                if self._path is not None and self._path.parent.is_dir():
+                    with open_own(self._path, "ab") as file:
+                        write_all(file, encode_line({"key": key, **asdict(reply)}))
+                        os.fsync(file.fileno())
+                self._known[key] = reply
+            return self._known[key]
 
-    def _all(self) -> Replies:
-        if self._known is None:
-            self._known = {} if self._path is None else _read(self._path)
-        return self._known
-
-    def _write(self, record: Json) -> None:
-        if self._path is None or not self._path.parent.is_dir():
-            return
-        with open_own(self._path, "ab") as file:
-            write_all(file, encode_line(record))
-            os.fsync(file.fileno())
+    @functools.cached_property
+    def _known(self) -> Replies:
+        return {} if self._path is None else _read(self._path)
 
 
 def _read(path: Path) -> Replies:

@@ -51,8 +51,8 @@ class Confinement:
     """The layers that are put around a process.
 
     folder: the only place that it may write to.
-    rules: of Landlock; None: without.
-    filtered: system calls are filtered.
+    filtered: system calls are filtered; else only the limits hold.
+    rules: of Landlock, beside that; None: without.
     user: it becomes this user; None: it stays who it is. may_read_all: see `kernel.become`.
     threads: that its user may have, in these namespaces.
     """
@@ -123,7 +123,7 @@ def confine(around: Confinement, kept: Sequence[int], base_bytes: int) -> None:
         HOME=around.folder, TMPDIR=around.folder, LANG="C.UTF-8", PATH="/usr/bin:/bin"
     )
     set_limits(around.limits, around.threads, base_bytes)
-    if around.rules is None and not around.filtered:
+    if not around.filtered:
         return
     if around.user is not None:
         kernel.become(around.user, may_read_all=around.may_read_all)
@@ -133,8 +133,7 @@ def confine(around: Confinement, kept: Sequence[int], base_bytes: int) -> None:
     if around.rules is not None:
         kernel.landlock_restrict(around.rules)
         os.close(around.rules)
-    if around.filtered:
-        kernel.install_filter(filters.program(kernel.machine(), os.getpid()))
+    kernel.install_filter(filters.program(kernel.machine(), os.getpid()))
 
 
 def set_limits(limits: Limits, threads: int, base_bytes: int) -> None:

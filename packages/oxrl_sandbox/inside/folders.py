@@ -82,9 +82,8 @@ def held_text(text: str) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    rest = memoryview(text.encode(errors="surrogatepass"))
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    with open(fd, "wb", closefd=False) as file:
+        file.write(text.encode(errors="surrogatepass"))
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

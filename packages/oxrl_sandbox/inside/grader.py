@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -220,17 +221,13 @@ def replace_contents(argument: Wire, now: Wire) -> None:
     """
     if type(argument) is not type(now):
         raise TypeError("an argument changed its type")
-    match argument:
-        case list() | bytearray():
-            argument[:] = now
-        case dict() | set():
-            argument.clear()
-            argument.update(now)
-        case _ if hasattr(argument, "extend") and hasattr(argument, "clear"):
-            argument.clear()
-            argument.extend(now)
-        case _:
-            pass  # a tuple: what it holds is a copy there and here
+    if isinstance(argument, dict | set):
+        argument.clear()
+        argument.update(now)
+    # Of a tuple nothing changes: what it holds is a copy there and here.
+    elif hasattr(argument, "extend") and hasattr(argument, "clear"):
+        argument.clear()
+        argument.extend(now)
 
 
 def exception_of(told: Wire) -> Exception:
@@ -291,33 +288,27 @@ class Counted:
         self.run = 0
         self.held = 0
         self.first = ""
-        self._text = ""
         self._counted: BaseException | None = None
 
-    def __call__(self, text: str) -> Counted:
+    @contextlib.contextmanager
+    def __call__(self, text: str) -> Iterator[None]:
         """Used as `with counted("text of the assert"): assert ...`.
 
         Args:
             text: of the assert, for the reason where it fails.
-
-        Returns:
-            Itself.
         """
-        self._text = text
-        return self
-
-    def __enter__(self) -> None:
         self.run += 1
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _trace: object) -> bool:
-        if error is None:
+        try:
+            yield
+        except BadTests:
+            raise
+        except Exception as error:
+            self._counted = error
+            self._note(error, text)
+            if not self.partial:
+                raise
+        else:
             self.held += 1
-            return False
-        if not isinstance(error, Exception) or isinstance(error, BadTests):
-            return False
-        self._counted = error
-        self._note(error, self._text)
-        return self.partial
 
     def failed(self, error: Exception) -> None:
         """Count what a test raised outside of its asserts; one that an assert raised is counted.

@@ -12,13 +12,11 @@ import sys
 from collections.abc import Sequence
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-# System calls without a function in every libc; all but pivot_root have one number everywhere.
+# System calls without a function in every libc, which have one number everywhere.
 MOUNT_SETATTR = 442
 LANDLOCK_CREATE = 444
 LANDLOCK_ADD = 445
 LANDLOCK_RESTRICT = 446
-PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-CAPSET = {"x86_64": 126, "aarch64": 91}
 
 NEW_MOUNTS = 0x00020000
 NEW_HOST_NAME = 0x04000000
@@ -69,7 +67,7 @@ def _control(what: str, *arguments: int) -> None:
 
 def _packed(layout: str, *values: int) -> ctypes.Array[ctypes.c_char]:
     """A structure in memory, laid out as `struct` has it."""
-    return ctypes.create_string_buffer(struct.pack(layout, *values), struct.calcsize(layout))
+    return ctypes.create_string_buffer(struct.pack(layout, *values))
 
 
 def hide_memory() -> None:
@@ -115,7 +113,7 @@ def set_capabilities(kept: int) -> None:
     """
     header = _packed("Ii", 0x20080522, 0)
     sets = _packed("6I", kept, kept, 0, 0, 0, 0)
-    _call(CAPSET[machine()], "drop capabilities", header, sets)
+    _checked(LIBC.capset(header, sets), "drop capabilities")
 
 
 def install_filter(program: bytes) -> None:
@@ -127,7 +125,7 @@ def install_filter(program: bytes) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    code = ctypes.create_string_buffer(program, len(program))
+    code = ctypes.create_string_buffer(program)
     held = _packed("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _control("seccomp", _SET_FILTER, _FILTER_MODE, ctypes.addressof(held))
 
@@ -137,12 +135,6 @@ def landlock_version() -> int:
     if not machine():
         return 0
     return max(0, LIBC.syscall(ctypes.c_long(LANDLOCK_CREATE), None, ctypes.c_long(0), 1))
-
-
-def _file_rights(version: int) -> int:
-    """Every right on files that a Landlock ABI knows, as bits."""
-    counts = {1: 13, 2: 14, 3: 15, 4: 15}
-    return (1 << counts.get(version, 16)) - 1
 
 
 def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
@@ -161,7 +153,8 @@ def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
         OSError: Landlock is missing or switched off.
     """
     version = landlock_version()
-    everything = _file_rights(version)
+    # Every right on files that this ABI knows, as bits.
+    everything = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     network = 3 if version >= 4 else 0
     scopes = 3 if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
@@ -291,6 +284,6 @@ def enter_root(root: str) -> None:
         OSError: the kernel refuses.
     """
     os.chdir(root)
-    _call(PIVOT_ROOT[machine()], "pivot_root", b".", b".")
+    _checked(LIBC.pivot_root(b".", b"."), "pivot_root")
     unmount(".")
     os.chdir("/")

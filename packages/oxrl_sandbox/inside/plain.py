@@ -91,21 +91,7 @@ def encode(value: object, keep: Keep, depth: int = 0) -> Wire:
         case range():
             return ["range", *map(encode, (value.start, value.stop, value.step), repeat(keep))]
         case _:
-            return _encode_container(value, keep, depth)
-
-
-def _encode_container(value: Wire, keep: Keep, depth: int) -> Wire:
-    def each(items: Iterable[object]) -> list[Wire]:
-        return [encode(item, keep, depth + 1) for item in items]
-
-    if isinstance(value, dict):
-        return ["dict", *each(part for pair in value.items() for part in pair)]
-    for name, kinds in _CONTAINERS.items():
-        if isinstance(value, kinds):
-            return [name, *each(value)]
-    if isinstance(value, array.array):
-        return ["array", value.typecode, *each(value)]
-    return _encode_exact(value, keep)
+            return _encode_other(value, keep, depth)
 
 
 _CONTAINERS: dict[str, Any] = {
@@ -125,14 +111,26 @@ _TEXTS = (
 )
 
 
-def _encode_exact(value: object, keep: Keep) -> list[Wire]:
+def _encode_other(value: Wire, keep: Keep, depth: int) -> Wire:
+    """A container, or an object of the standard library; else what `keep` makes of it."""
+
+    def each(items: Iterable[object]) -> list[Wire]:
+        return [encode(item, keep, depth + 1) for item in items]
+
+    if isinstance(value, dict):
+        return ["dict", *each(part for pair in value.items() for part in pair)]
+    for name, kinds in _CONTAINERS.items():
+        if isinstance(value, kinds):
+            return [name, *each(value)]
     kind = type(value)
+    if isinstance(value, array.array):
+        return ["array", value.typecode, *each(value)]
     if kind in _TEXTS:
         return [kind.__name__.lower(), str(value)]
     if kind is type and getattr(builtins, getattr(value, "__name__", ""), None) is value:
-        return ["type", value.__name__]  # pyright: ignore
+        return ["type", value.__name__]
     if kind is datetime.timedelta:
-        return ["timedelta", value.days, value.seconds, value.microseconds]  # pyright: ignore
+        return ["timedelta", value.days, value.seconds, value.microseconds]
     return keep(value)
 
 

@@ -12,7 +12,6 @@ another: what the grader found, if it came to that, and how both processes ended
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import mmap
 import os
@@ -72,6 +71,8 @@ CONFINED = b"confined"
 # Exit status of a grader that lost the program, which gets so long to tell how it ended.
 LOST = 3
 LAST_WORDS_S = 0.2
+# That of a grader to which a program printed what is right: it still has to end, and well.
+RIGHT = 4
 # How often the size of the folder is looked at where nothing else limits it, in seconds.
 LOOK_S = 0.1
 # How often it is asked whether a process has ended, in seconds.
@@ -84,22 +85,6 @@ class Broken(Exception):
 
 class Gone(BaseException):
     """Nobody wants results any more."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The way in which a process ended.
-
-    status: exit status, or minus the signal; None: it did not end by itself.
-    late: the time was over. starved: in that time it had stood in line for a processor for longer
-    than it may wait, or nobody knows for how long.
-    full: it had written more than it may.
-    """
-
-    status: int | None
-    late: bool = False
-    starved: bool = False
-    full: bool = False
 
 
 @dataclass
@@ -141,8 +126,8 @@ class Unit:
         os.close(reading)
         end = time.monotonic() + self.around.limits.wall_s
         ended = self._end(child, self._wait(child, end))
-        if ended.status != 0:
-            raise Broken(f"the trial of the sandbox ended with {ended.status}")
+        if ended["status"] != 0:
+            raise Broken(f"the trial of the sandbox ended with {ended['status']}")
         return found.decode()
 
     def judge(self, header: Json) -> None:
@@ -180,15 +165,10 @@ class Unit:
             program = self._fork(self.around, answer, [theirs.fileno()])
             progress = mmap.mmap(-1, mmap.PAGESIZE)  # after the fork: the program has no part in it
             tests = self._fork(self._for_tests(), grade, [ours.fileno(), self.results])
-        end = time.monotonic() + self.around.limits.wall_s
-        late = self._wait(tests, end)
-        of_tests = self._end(tests, late)
-        if of_tests.status == LOST:
-            self._wait(program, time.monotonic() + LAST_WORDS_S)
-        of_program = self._end(program, late)
+        ends = self._ends(tests, program)
         result = {"waiting": bool(progress[0]), "answered": bool(progress[1])}
         progress.close()
-        return {**result, **_both(of_tests, of_program)}
+        return result | ends
 
     def _case(self, _header: Json) -> Json:
         """Judge a program by what it prints for what it reads."""
@@ -211,19 +191,24 @@ class Unit:
             else:
                 graded = grader.compare_output(reading, tests["output"])
             self._tell(graded)
-            return 1 - graded["held"]
+            return RIGHT if graded["held"] else 0
 
         program = self._fork(self.around, run, [], prepare=connect)
         os.close(writing)
         tests = self._fork(self._for_tests(), compare, [reading, self.results])
         os.close(reading)
+        return {"waiting": True, "answered": True, **self._ends(tests, program)}
+
+    def _ends(self, tests: int, program: int) -> Json:
+        """Wait for the processes of a job, end what is left of them, and say how each ended."""
         end = time.monotonic() + self.around.limits.wall_s
         late = self._wait(tests, end)
         of_tests = self._end(tests, late)
-        if of_tests.status == 0:
+        if of_tests["status"] == LOST:
+            self._wait(program, time.monotonic() + LAST_WORDS_S)
+        elif of_tests["status"] == RIGHT:
             late = self._wait(program, end)
-        of_program = self._end(program, late)
-        return {"waiting": True, "answered": True, **_both(of_tests, of_program)}
+        return {"tests": of_tests, "program": self._end(program, late)}
 
     def _tell(self, graded: Json) -> None:
         """Say what the tests found; in the grader. One short write, which is whole or nothing:
@@ -293,16 +278,21 @@ class Unit:
                 pause_s = LOOK_S
             while _is_running(child):
                 left = end - time.monotonic()
-                if left <= 0:
-                    return True
-                if self._is_full():
+                if left <= 0 or self._is_full():
                     return True
                 if self.control in dict(poll.poll(1000 * min(left, pause_s))):
                     raise Gone
         return False
 
-    def _end(self, child: int, late: bool) -> Ended:
-        """Kill a process; what it left behind is ended by `_clean`."""
+    def _end(self, child: int, late: bool) -> Json:
+        """Kill a process; what it left behind is ended by `_clean`.
+
+        Returns:
+            `status`: exit status, or minus the signal; None: it did not end by itself, and then
+            `late`: the time was over; `starved`: in that time it had stood in line for a processor
+            for longer than it may wait, or nobody knows for how long; `full`: it had written more
+            than it may.
+        """
         by_itself = not _is_running(child)
         full = late and self._is_full()
         starved = late and not full and self._delay_s(child) > self.around.limits.wait_s
@@ -312,8 +302,9 @@ class Unit:
         # and ends this unit then with all that is in it.
         _, status = os.waitpid(child, 0)
         if by_itself:
-            return Ended(os.waitstatus_to_exitcode(status))
-        return Ended(None, late=late, starved=starved, full=full)
+            status = os.waitstatus_to_exitcode(status)
+            return {"status": status, "late": False, "starved": False, "full": False}
+        return {"status": None, "late": late, "starved": starved, "full": full}
 
     def _is_full(self) -> bool:
         """True if the folder holds more than it may; in a room its file system keeps it from
@@ -346,10 +337,6 @@ class Unit:
             if self.around.rules is not None:
                 os.close(self.around.rules)
                 self.around = replace(self.around, rules=rules_for(self.around.folder))
-
-
-def _both(tests: Ended, program: Ended) -> Json:
-    return {"tests": dataclasses.asdict(tests), "program": dataclasses.asdict(program)}
 
 
 @contextlib.contextmanager
