@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from checks_here import examine_here
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from test_adapter_delivery import learn
 
@@ -28,7 +29,6 @@ from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import adapter_off
 from oxrl.plan.memory import frozen_bytes
 from oxrl.plan.plan import memory, plan_text
-from oxrl.plan.preflight_process import examine_apart
 from oxrl.types import TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
@@ -269,7 +269,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_without_bitsandbytes_plan_and_error_name_the_extra(base: Path) -> None:
     cfg = config(base, "planned", "sft")
-    found = {subject: (state, said) for subject, state, said in examine_apart(cfg)}
+    found = {subject: (state, said) for subject, state, said in examine_here(cfg)}
     state, said = found["optimizer"]
     assert state == "wrong" and "[qlora]" in said
     with pytest.raises(MissingExtraError, match=r"oxrl\[qlora\]"):

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import WARM
 from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
@@ -272,10 +273,9 @@ def open_and_report(
 
 
 def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    queue, together = context.Queue(), context.Barrier(3)
+    queue, together = WARM.Queue(), WARM.Barrier(3)
     processes = [
-        context.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)
+        WARM.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)
     ]
     for process in processes:
         process.start()
