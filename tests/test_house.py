@@ -26,8 +26,7 @@ BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
 MOST_NODES = 314_800
-# The aim is 67,000.
-MOST_NODES_BESIDE = 67_400
+MOST_NODES_BESIDE = 66_200
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
     ".": 6_500,
