@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Bits of a float32 that a bfloat16 does not have.
-DROPPED_BITS = 16
-NOISE = 1 << DROPPED_BITS
+# A float32 has 16 bits that a bfloat16 does not have.
+NOISE = 1 << 16
 
 
 def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from oxrl.functional.logprobs import (
     Head,
     bootstrap_positions,
     chunked_head,
+    head_of_batch,
     logprobs_from_logits,
     predicted_positions,
     spread,
@@ -227,3 +228,16 @@ def test_tokens_that_are_never_sampled_have_no_share_of_the_probability() -> Non
     theirs = torch.autograd.grad(picked.sum(), weight)[0]
     torch.testing.assert_close(ours, theirs)
     assert ours[never].abs().max() == 0
+
+
+def test_a_head_says_what_it_is_asked_for_and_no_more() -> None:
+    torch.manual_seed(3)
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    mask = torch.tensor([[False, True, True, False], [False, False, True, True]])
+    hidden = torch.randn(8, HIDDEN)
+    head = Head(torch.randn(VOCABULARY, HIDDEN))
+    found = head_of_batch(hidden, head, tokens, mask, temperature=1.0)
+    assert set(found) == {"logprobs"}
+    asked = head_of_batch(hidden, head, tokens, mask, temperature=1.0, entropy=True, top_k=2)
+    assert set(asked) == {"logprobs", "entropy", "top_logprobs", "top_ids"}
+    assert torch.equal(asked["logprobs"], found["logprobs"])

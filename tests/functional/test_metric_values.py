@@ -18,6 +18,7 @@ from oxrl.functional.metrics import (
     policy_metrics,
     quantile,
     reward_metrics,
+    row_metrics,
     staleness_metrics,
     value_metrics,
 )
@@ -356,3 +357,18 @@ def test_a_soft_gate_reports_the_weights_of_live_tokens_only() -> None:
         for r, s in ((0.5, 1 / (1 + math.exp(0.5))), (6.0, 1 / (1 + math.exp(-1.05 * 5))))
     }
     assert found["update/weight_mean"] == pytest.approx(sum(weight.values()) / 2)
+
+
+def test_rows_are_told_by_their_data_their_age_and_their_advantages() -> None:
+    truncated = torch.tensor([True, False, False])
+    rewards = f64([1, 0, 0])
+    versions = torch.tensor([[4, 4, 3], [2, 4, 0], [0, 0, 0]])
+    advantages = rows([1.0, -2.0, 0.5, 0.25, 3.0])
+    found = row_metrics(MASK, truncated, rewards, versions, advantages, version=4)
+    expected = (
+        data_metrics(MASK, truncated, rewards)
+        | staleness_metrics(versions, MASK, version=4)
+        | advantage_metrics(advantages, MASK)
+    )
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert {name.partition("/")[0] for name in found} >= {"data", "advantage"}

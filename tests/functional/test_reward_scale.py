@@ -113,3 +113,11 @@ def test_moments_of_fewer_than_two_rewards_have_no_spread() -> None:
     assert (one.count, one.mean, one.squares, one.std) == (1, 5.0, 0.0, 0.0)
     assert Moments().std == 0.0
     assert one.with_values(torch.tensor([7.0])).std == pytest.approx(2**0.5, rel=1e-12)
+
+
+def test_every_row_has_a_last_token_of_its_own() -> None:
+    mask = torch.tensor([[True, True, False, False], [False, True, True, True]])
+    token_rewards = torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 6.0, 0.0]])
+    scaled = torch.tensor([1.0, 9.0], dtype=torch.float64)
+    found = move_to_scale(token_rewards, mask, torch.tensor([2.0, 6.0]), scaled, moments=None)
+    assert found.tolist() == [[2.0, -1.0, 0.0, 0.0], [0.0, 0.0, 6.0, 3.0]]

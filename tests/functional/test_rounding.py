@@ -51,3 +51,16 @@ def test_other_types_and_shapes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         round_stochastically(values, noise)
+
+
+@pytest.mark.parametrize("added", [0, 1, (1 << 15) - 1, 1 << 15, (1 << 16) - 1])
+def test_the_bits_that_are_dropped_carry_and_leave_nothing_behind(added: int) -> None:
+    """In whole numbers: the upper half of the float32's bits, one more where the lower half and the
+    noise carry.
+    """
+    lower = torch.arange(0, 1 << 16, 257, dtype=torch.int32)
+    for upper in (0x3F81, 0x3F80, 0x4123):  # an odd last bit, and even ones
+        values = (lower + (upper << 16)).view(torch.float32)
+        found = round_stochastically(values, torch.full_like(lower, added))
+        expected = upper + ((lower + added) >> 16)
+        assert torch.equal(found.view(torch.int16).int(), expected)

@@ -133,3 +133,41 @@ def test_a_lambda_of_turns_alone_is_enough_for_the_cell() -> None:
     )
     # Nothing of the second turn reaches the first but the value at its beginning.
     assert found[0].tolist() == pytest.approx([0, 1 + 0.3 - 0.1, 1 + 0.3 - 0.2, 0, 1.7, 1.6, 0])
+
+
+@pytest.mark.parametrize("cell", ["returns", "whitened_returns"])
+def test_a_discount_of_turns_says_nothing_of_rows_without_turns(cell: str) -> None:
+    inputs = AdvantageInputs(
+        rewards=f64([3]),
+        token_rewards=f64([[0, 0, 1, 0, 0, 2, 0]]),
+        group_ids=torch.tensor([0]),
+        response_mask=MASK,
+    )
+    found, _ = ADVANTAGES[cell](inputs, gamma=0.9, turn_gamma=0.5)
+    plain, _ = ADVANTAGES[cell](inputs, gamma=0.9)
+    assert torch.equal(found, plain)
+
+
+def test_turns_are_not_discounted_unless_that_is_asked_for() -> None:
+    mask = torch.tensor([[1, 1, 1], [1, 1, 1]]).bool()
+    turns = torch.tensor([[0, 1, 2], [0, 1, 2]])
+    rewards = f64([[0, 0, 4], [1, 0, 0]])
+    groups = torch.tensor([0, 0])
+    found = turn_normalize(rewards, mask, turns, groups)
+    # The returns from the first turn on are 4 and 1, from the second 4 and 0.
+    for turn in range(3):
+        returns = f64([4, 1]) if turn == 0 else f64([4, 0])
+        expected = (returns - returns.mean()) / returns.std()
+        assert found[:, turn].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    other = turn_normalize(f64([[0, 1, 4], [1, 0, 3]]), mask, turns, torch.tensor([0, 1]))
+    assert not other.any()  # alone in a group
+    three = turn_normalize(
+        f64([[0, 1], [1, 0], [0, 0]]),
+        mask.new_ones(3, 2),
+        turns.new_tensor([[0, 1]] * 3),
+        groups.new_zeros(3),
+    )
+    firsts = f64([1, 1, 0])
+    assert three[:, 0].tolist() == pytest.approx(
+        ((firsts - firsts.mean()) / firsts.std()).tolist(), rel=1e-6
+    )

@@ -43,6 +43,11 @@ TESTS = [
     "tests/functional",
     "tests/recipes/test_objective.py",
     "tests/recipes/test_step.py",
+    # Of features that whole runs have.
+    "tests/recipes/test_episode_rows.py",
+    "tests/recipes/test_own_code.py",
+    "tests/recipes/test_parts_in_advantages.py",
+    "tests/recipes/test_token_record.py",
     # Of mutants made by hand.
     "tests/recipes/test_preference_objective.py",
     "tests/recipes/test_ledger.py",

@@ -346,3 +346,14 @@ def test_selected_episodes_keep_their_rows_and_their_places(tmp_path: Path) -> N
     assert chosen.inputs.as_given(read.inputs.tokens).equal(lines)
     trained = torch.where(chosen.inputs.rows.response_mask, chosen.inputs.rows.tokens, 0)
     assert chosen.inputs.split(lines).equal(trained)
+
+
+def test_the_rows_that_episodes_are_read_in_are_counted() -> None:
+    """Three episodes of one row each; with a context of each turn there are as many as turns."""
+    given = episodes(rows=True)
+    turns = sum(len(rollout.completion.turns) for rollout in given)
+    for rows, count in ((False, len(given)), (True, turns)):
+        rollouts = to_rollout_batch(episodes(rows=rows), pad_id=0)
+        batch: Any = SimpleNamespace(inputs=rollouts.inputs)
+        progress: Any = SimpleNamespace()
+        assert Episodes().steer(batch, progress) == {"episode/rows": count}

@@ -235,6 +235,22 @@ def test_a_correction_of_the_current_policy_reads_it_and_the_advantages(tmp_path
         assert objective.policy_loss(output, given)[0].isfinite()
 
 
+def test_weights_of_the_current_policy_are_numbers_to_its_gradient(tmp_path: Path) -> None:
+    objective = build(tmp_path, alg_name="opsm", kl_coeff=0.0, epochs=2)
+
+    def weigh(
+        logprobs: Tensor, rollout: Tensor, mask: Tensor, *, advantages: Tensor | None = None
+    ) -> Tensor:
+        assert advantages is not None  # it judges the current policy
+        return (logprobs - rollout).exp() * mask
+
+    assert objective.correction is not None
+    objective.correction.weigh = weigh
+    logprobs = on_tokens(NOW).requires_grad_()
+    found = objective.corrected(logprobs, on_tokens(OLD), batch())
+    assert found is not None and found.any() and not found.requires_grad
+
+
 @pytest.mark.parametrize(
     ("epochs", "chosen", "expected"),
     [

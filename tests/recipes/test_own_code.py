@@ -27,7 +27,7 @@ from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.features.own_feature import OwnFeature
+from oxrl.recipes.features.own_feature import OwnFeature, tried_features
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 from oxrl.usercode.gates import OwnGate, try_gate
 from oxrl.usercode.given import giving, name_of
@@ -430,3 +430,62 @@ def test_objects_and_partials_are_sent_to_training_ranks() -> None:
         assert sent._code.value.coeff == coeff
     with pytest.raises(ConfigError, match=r"train\.features=python:Locked.*cannot be sent"):
         pickle.dumps(made(Locked))
+
+
+class Term(Feature):
+    """Answers `loss` with whatever it is given."""
+
+    def __init__(self, given: FeatureInputs, answer: Any = None) -> None:
+        self.answer = answer
+        self.count = 0
+
+    def loss(self, output: Output, batch: PolicyBatch) -> Any:
+        return self.answer
+
+
+class Kept(Term):
+    """Has something to keep over a resume."""
+
+    def save(self, directory: Path) -> None:
+        (directory / "count.json").write_text(str(self.count))
+
+    def load(self, directory: Path) -> None:
+        self.count = int((directory / "count.json").read_text())
+
+
+def own(value: Any) -> OwnFeature:
+    given: Any = SimpleNamespace()
+    with giving({name_of(value): value}):
+        return OwnFeature(name_of(value), given, {})
+
+
+def test_a_term_of_an_own_feature_is_a_scalar_with_metrics_or_none() -> None:
+    nothing: Any = SimpleNamespace()
+    term = torch.tensor(0.25)
+    feature = own(Term)
+    assert feature.loss(nothing, nothing) is None
+    feature._code.value.answer = (term, {"mine": 1.0})
+    assert feature.loss(nothing, nothing) == (term, {"mine": 1.0})
+    for wrong in ((0.25, {}), (torch.zeros(2), {}), (term, 1.0), (term, {}, 1.0)):
+        feature._code.value.answer = wrong
+        with pytest.raises(ConfigError, match="a scalar tensor and a dict of metrics"):
+            feature.loss(nothing, nothing)
+
+
+def test_an_own_feature_that_can_be_saved_is_kept_under_its_name(tmp_path: Path) -> None:
+    feature = own(Kept)
+    assert feature.saved() == {"feature_Kept": feature}
+    for count in (7, 8):  # the folder may be there
+        feature._code.value.count = count
+        feature.save(tmp_path / "deep" / "feature_Kept")
+    other = own(Kept)
+    other.load(tmp_path / "deep" / "feature_Kept")
+    assert other._code.value.count == 8
+    assert own(Term).saved() == {}
+
+
+def test_every_own_feature_is_tried() -> None:
+    with giving({name_of(Kept): Kept, name_of(dict): dict}):
+        assert tried_features([name_of(Kept)]) == "python:Kept: made when a run starts"
+        with pytest.raises(ConfigError, match=r"train\.features=python:dict"):
+            tried_features([name_of(Kept), name_of(dict)])
