@@ -98,11 +98,11 @@ def recorded(path: Path) -> PolicyBatch:
     return PolicyBatch(inputs=inputs, **(empty | held))
 
 
-def gradients_of(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: gradient.clone() for name, gradient in trainer.gradients()}
-
-
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
+    # In here, so that it is sent to actors whole: they cannot import this file.
+    def gradients_of(trainer: Any) -> dict[str, torch.Tensor]:
+        return {name: gradient.clone() for name, gradient in trainer.gradients()}
+
     with ExitStack() as stack:
         machine = assemble(Assembly(cfg), Clock(), stack)
         policy: Any = machine.policy
