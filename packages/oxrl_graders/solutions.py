@@ -80,9 +80,10 @@ def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None
 
 def _same_values(meant: Expressions, said: Expressions) -> bool:
     """True if both hold the same values in any order, and as often where the first repeats any."""
-    often = [(_count(value, meant), _count(value, said)) for value in (*meant, *said)]
-    repeats = any(count > 1 for count, _ in often)
-    return all(one == other if repeats else one and other for one, other in often)
+    # Up to the first value that differs: a response may list hundreds.
+    if any(_count(value, meant) > 1 for value in meant):
+        return all(_count(value, meant) == _count(value, said) for value in (*meant, *said))
+    return all(_count(value, meant) and _count(value, said) for value in (*meant, *said))
 
 
 def _count(value: Any, values: Expressions) -> int:

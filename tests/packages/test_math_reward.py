@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oxrl.rewards import exact_reward, math_reward
+from oxrl_graders import solutions
 from oxrl_graders.quantities import around
 
 RIGHT = [
@@ -104,3 +105,12 @@ def test_words_that_end_200_characters_before_a_number_are_not_heard() -> None:
     assert len(denial) == 200
     assert around(denial, "") == {"denied"}
     assert around(denial.replace("a ", "aa "), "") == set()
+
+
+def test_a_list_far_longer_than_the_ground_truth_is_compared_up_to_what_differs() -> None:
+    said = 60
+    listed = ", ".join(map(str, range(1, said + 1)))
+    solutions._equal.cache_clear()
+    assert math_reward(f"\\boxed{{{listed}}}", "5, 7").value == 0.0
+    compared = solutions._equal.cache_info()
+    assert compared.hits + compared.misses < 4 * said
