@@ -166,7 +166,7 @@ class GymnasiumEnvironment:
         elif self._view == "grid" or (auto and hasattr(inner, "pprint_grid")):
             text = f"{inner.mission}\n{inner.pprint_grid()}"
         else:
-            text = json.dumps(observation, default=plain)
+            text = json.dumps(plain(observation), default=str)
         return capped(text, MOST_OBSERVATION)
 
 
@@ -243,12 +243,16 @@ def uncolored(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A part of an observation as JSON can hold it.
+    """An observation as JSON can hold it.
 
     Args:
-        value: what JSON has no form for, such as an array.
+        value: an array, a mapping, a sequence, or a single value.
 
     Returns:
-        Lists and numbers of an array; anything else as its text.
+        Lists and numbers of arrays, and mappings whose keys are texts; a single value as it is.
     """
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value

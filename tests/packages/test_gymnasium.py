@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from oxrl.environments.pool import EnvironmentPool
@@ -151,3 +154,22 @@ def test_a_registered_wrapper_is_played_like_what_it_wraps() -> None:
         assert lake.step("2").messages == "  (Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
     finally:
         del gymnasium.registry["ShorterLake-v0"]
+
+
+def test_an_observation_of_any_mapping_is_shown_with_its_keys_as_text() -> None:
+    import gymnasium
+
+    class Shelves(gymnasium.Env[Any, Any]):
+        action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            inner = MappingProxyType({True: np.int64(7), None: [b"x", (np.float32(0.5), None)]})
+            return {np.int64(0): np.arange(2), (1, 2): inner}, {}
+
+    gymnasium.register("Shelves-v0", entry_point=Shelves)
+    try:
+        _, text = opened(id="Shelves-v0", settings={"disable_env_checker": True})
+    finally:
+        del gymnasium.registry["Shelves-v0"]
+    shown = json.loads(text.splitlines()[1])
+    assert shown == {"0": [0, 1], "(1, 2)": {"True": 7, "None": ["b'x'", [0.5, None]]}}
