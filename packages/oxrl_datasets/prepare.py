@@ -100,6 +100,7 @@ def prepare(
     name: str,
     source: Source,
     out: Path,
+    /,
     *,
     seed: int = 0,
     limit: int | None = None,

@@ -19,7 +19,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rewards import exact_reward, math_reward
-from oxrl_datasets.prepare import PREPARERS
+from oxrl_datasets.prepare import GENERATORS, PREPARERS
 from oxrl_datasets.visual import CELL, VisualQuestions
 
 Find = Callable[[str], Path]
@@ -98,6 +98,17 @@ def test_sources_that_are_not_there_teach(tmp_path: Path) -> None:
         PREPARERS["gsm8k"](tmp_path / "none.jsonl", tmp_path / "out")
     with pytest.raises(DataError, match="arithmetic is generated"):
         PREPARERS["arithmetic"](tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("dataset", PREPARERS)
+def test_an_option_with_the_name_of_an_argument_is_refused_like_any_other(
+    dataset: str, tmp_path: Path
+) -> None:
+    raw = None if dataset in (*GENERATORS, "demonstrations") else tmp_path / "raw.jsonl"
+    for own in ("name", "source", "out"):
+        wrong: dict[str, Any] = {own: "x"}
+        with pytest.raises(DataError, match=f"option {own}='x': .*the options of {dataset} and"):
+            PREPARERS[dataset](raw, tmp_path / "out", **wrong)
 
 
 def test_without_the_library_a_preparer_names_the_pip_command(tmp_path: Path) -> None:
