@@ -219,7 +219,7 @@ def new_model(seed: int, dtype: torch.dtype) -> PreTrainedModel:
 def new_sampler(engine: str, dtype: torch.dtype, folder: Path) -> Faulty:
     model = new_model(0, dtype)
     if engine == "local":
-        return Faulty(LocalSampler(model, TOKENIZER, max_rows=8, version=-2))
+        return Faulty(LocalSampler(model, TOKENIZER, max_rows=8))
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     folder = folder / str(os.getpid())  # actors do not write the same files

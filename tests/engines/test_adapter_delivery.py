@@ -88,7 +88,7 @@ def sync_of(
 
 
 def new_sampler(dtype: torch.dtype = torch.float32) -> Remote:
-    return Remote(adapted(5, dtype), TOKENIZER, max_rows=4, version=-2)
+    return Remote(adapted(5, dtype), TOKENIZER, max_rows=4)
 
 
 def scores(policy: LocalTrainer, rows: list[list[int]]) -> Tensor:
@@ -195,8 +195,8 @@ def test_merged_delivery_samples_as_the_adapter_itself_does(
     options: AdapterOptions, dtype: torch.dtype
 ) -> None:
     policy = policy_of(dtype, options)
-    plain = Remote(load_policy(TINY, LoadOptions(seed=3, dtype=dtype)), TOKENIZER, version=-2)
-    with_adapter = Remote(adapted(5, dtype, options), TOKENIZER, version=-2)
+    plain = Remote(load_policy(TINY, LoadOptions(seed=3, dtype=dtype)), TOKENIZER)
+    with_adapter = Remote(adapted(5, dtype, options), TOKENIZER)
     sync = merging_sync(policy, plain, dtype)
     other = sync_of(policy, with_adapter, dtype, options)
     for version in range(2):
@@ -225,7 +225,7 @@ def test_merged_weights_that_arrive_otherwise_than_they_were_sent_are_refused(
     attack: Attack,
 ) -> None:
     policy = policy_of()
-    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER, version=-2)
+    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER)
     sync = merging_sync(policy, sampler, torch.float32)
     sync.deliver(0)
     sampler.attack = attack
@@ -236,7 +236,7 @@ def test_merged_weights_that_arrive_otherwise_than_they_were_sent_are_refused(
 
 def test_a_trainer_that_merges_otherwise_than_its_optimizer_holds_is_seen() -> None:
     liar = Liar(adapted(1), TrainerOptions(lr=1e-3))
-    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER, version=-2)
+    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER)
     with pytest.raises(WeightSyncError, match="embed_tokens.*is not what the optimizer holds"):
         merging_sync(liar, sampler, torch.float32).deliver(0)
 
@@ -276,7 +276,7 @@ class MergingSampler(LocalSampler):
     """As VllmEngine with an adapter's scale: what arrives is merged into the weights."""
 
     def __init__(self, worker: Merging, scale: float) -> None:
-        super().__init__(worker.model, TOKENIZER, max_rows=4, version=-2)
+        super().__init__(worker.model, TOKENIZER, max_rows=4)
         self.worker = worker
         worker.oxrl_keep_base(TINY, LoadOptions(seed=0, dtype=worker.dtype), scale)
 
@@ -341,7 +341,7 @@ def test_a_new_adapter_whose_term_is_lost_in_rounding_is_proved_by_a_larger_one(
 ) -> None:
     options = AdapterOptions(rank=RANK, alpha=alpha)
     policy = LocalTrainer(adapted(1, torch.bfloat16, options), TrainerOptions(lr=1e-3))
-    sampler = Remote(adapted(5, torch.bfloat16, options), TOKENIZER, max_rows=4, version=-2)
+    sampler = Remote(adapted(5, torch.bfloat16, options), TOKENIZER, max_rows=4)
     sync = sync_of(policy, sampler, torch.bfloat16, options)
     sync.deliver(0)
     metrics = sync.metrics()

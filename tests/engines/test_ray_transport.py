@@ -123,7 +123,7 @@ class Faulty(LocalSampler):
 
 
 def sampler() -> LocalSampler:
-    return Faulty(model(5), load_tokenizer("builtin:tiny"), max_rows=8, version=-2)
+    return Faulty(model(5), load_tokenizer("builtin:tiny"), max_rows=8)
 
 
 class Wired(NamedTuple):

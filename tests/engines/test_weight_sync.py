@@ -50,7 +50,7 @@ class Remote(LocalSampler):
     def __init__(
         self, model: PreTrainedModel, attack: Attack = lambda bucket: bucket, attacks: int = 10**9
     ) -> None:
-        super().__init__(model, TOKENIZER, max_rows=4, version=-2)
+        super().__init__(model, TOKENIZER, max_rows=4)
         self.attack, self.attacks = attack, attacks
         self.versions: list[int] = []
 

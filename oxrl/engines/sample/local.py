@@ -81,7 +81,7 @@ class LocalSampler(ModuleSampler):
     """Samples with continuous batching: a finished row's place is taken by the next request.
 
     Args:
-        model, tokenizer, max_rows, version: as of ModuleSampler; the model has full attention in
+        model, tokenizer, max_rows: as of ModuleSampler; the model has full attention in
             every layer.
 
     Raises:
@@ -94,10 +94,8 @@ class LocalSampler(ModuleSampler):
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_rows: int = 128,
-        version: int = 0,
     ) -> None:
-        context = _context(model)
-        super().__init__(model, tokenizer, context=context, max_rows=max_rows, version=version)
+        super().__init__(model, tokenizer, context=_context(model), max_rows=max_rows)
         self._prompts = Prompts(self.network)
         self._slots = CachedSlots(max_rows, model.device)
 

@@ -134,7 +134,6 @@ class Sampler(ABC):
 
     Args:
         context: most tokens of a prompt and its response.
-        version: weight version of the initial weights.
     """
 
     # What is counted in `_counted` and reported as it is.
@@ -145,10 +144,10 @@ class Sampler(ABC):
         "prefill_tokens_saved",
     )
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, version: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int) -> None:
         self.tokenizer = tokenizer
         self._context = context
-        self._version = version
+        self._version = 0
         self._here: set[str] = set()
         self._finished: Responses = []
         self._counted: defaultdict[str, float] = defaultdict(float)
@@ -255,7 +254,6 @@ class ModuleSampler(Sampler):
             always current, and `update_weights` only drops what was computed from the old ones.
         context: most tokens of a prompt and its response.
         max_rows: rows decoded at the same time.
-        version: weight version that the model holds now.
     """
 
     def __init__(
@@ -265,9 +263,8 @@ class ModuleSampler(Sampler):
         *,
         context: int,
         max_rows: int,
-        version: int = 0,
     ) -> None:
-        super().__init__(tokenizer, context=context, version=version)
+        super().__init__(tokenizer, context=context)
         self.model = model
         self.network = CausalNetwork(model)
         self.max_rows = max_rows

@@ -167,7 +167,7 @@ class VllmEngine(Sampler):
         tokenizer = load_tokenizer(
             model, trust_remote_code=options.trust_remote_code, revision=options.revision
         )
-        super().__init__(tokenizer, context=0, version=0)  # vLLM says below how long it is
+        super().__init__(tokenizer, context=0)  # vLLM says below how long it is
         self._several = options.tensor_parallel > 1
         self._active: dict[str, _Active] = {}
         self._scored: dict[str, list[float]] = {}

@@ -136,14 +136,14 @@ class FsdpTrainer(LocalTrainer):
         if part == "merged" or self.device.type != "cpu":
             yield from super().weights_in_turn(part, dtype)
             return
-        described = ((name, self._described(name, p)) for name, p in self._of(part))
+        # Tensors without memory, as large as what is delivered.
+        described = (
+            (name, torch.empty(p.shape, dtype=self._stored[name].dtype, device="meta"))
+            for name, p in self._of(part)
+        )
         limit = sent_bytes(self.device)
         for index, bucket in enumerate(buckets(described, limit=limit)):
             yield self._gathered(bucket, dtype, index % self.ranks.world)
-
-    def _described(self, name: str, parameter: Tensor) -> Tensor:
-        """Make a tensor without memory, as large as what is delivered of a weight."""
-        return torch.empty(parameter.shape, dtype=self._stored[name].dtype, device="meta")
 
     @torch.no_grad()
     def _gathered(self, described: Bucket, dtype: torch.dtype | None, owner: int) -> OneRanksBucket:
