@@ -10,6 +10,7 @@ from collections.abc import Generator
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -207,6 +208,15 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
         known, segment = request.prefix, completion.segments[0]
         assert segment.logprobs[: len(known.logprobs)] == known.logprobs
         assert segment.versions == known.versions + (4,) * (30 - len(known.versions))
+
+
+def test_an_abort_of_all_rows_frees_the_memory_of_their_cache(model: PreTrainedModel) -> None:
+    engine = CachedSampler(model, TOKENIZER, max_rows=32)
+    requests = make_requests(3, max_tokens=30, stop_token_ids=())
+    partly(engine, requests)
+    cache = ref(engine._lanes[0].cache)
+    assert len(engine.abort([request.id for request in requests])) == 3
+    assert cache() is None
 
 
 def test_a_prefix_that_fills_the_limit_comes_back_at_once_from_poll_or_from_abort(

@@ -52,6 +52,8 @@ class Lane(Slots):
         super().release(ended)
         if self.requests:
             self.select(self.last.new_tensor([places[request.id] for request in self.requests]))
+        else:
+            self.cache = None
 
     def select(self, rows: Tensor) -> None:
         """Let row i of the cache be what row rows[i] was."""
