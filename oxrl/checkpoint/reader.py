@@ -11,6 +11,7 @@ from torch.nn import Module
 from oxrl.checkpoint.layout import (
     MASTER,
     STATE_FILE,
+    STATE_FORMAT,
     KeptTypes,
     StoredWeight,
     TrainerState,
@@ -26,12 +27,16 @@ def read_state(directory: Path) -> TrainerState:
     """Read trainer_state.json.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or it has another format.
     """
     path = directory / STATE_FILE
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a training checkpoint")
     content = json.loads(path.read_text(encoding="utf-8"))
+    if content["format"] != STATE_FORMAT:
+        raise CheckpointError(
+            f"{path} has format {content['format']!r}; this version reads {STATE_FORMAT}"
+        )
     return TrainerState(
         content["step"],
         content["adam_steps"],
@@ -90,7 +95,9 @@ def read_weights_and_moments(
             kind: WeightType(tensor.shape, tensor.dtype)
             for kind, tensor in found.get(name, {}).items()
         }
-        if name not in kept or not kept[name].items() <= held.items():
+        # A weight that is no longer trained needs nothing but itself.
+        needed = kept.get(name, {})
+        if name not in expected or not needed.items() <= held.items():
             raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
     for name, weight in stored_weights(model, directory, expected):
         moments = found[name]

@@ -490,6 +490,35 @@ def test_a_checkpoint_that_lost_its_masters_is_refused(tmp_path: Path) -> None:
         _hf_trainer(torch.bfloat16).load(tmp_path)
 
 
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    trainer = _hf_trainer()
+    trainer.save(tmp_path)
+    state = tmp_path / "trainer_state.json"
+    state.write_text(state.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match=r"has format 2; this version reads 1"):
+        trainer.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_loads_where_more_weights_are_frozen(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    batch = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
+    options = TrainerOptions(lr=1e-3, max_grad_norm=math.inf)
+    trainer = LocalTrainer(load_policy("builtin:tiny", LoadOptions(dtype=dtype)), options)
+    _one_step(trainer, batch)
+    trainer.save(tmp_path)
+    model = load_policy("builtin:tiny", LoadOptions(dtype=dtype, seed=1))
+    model.get_input_embeddings().requires_grad_(False)
+    frozen = LocalTrainer(model, options)
+    frozen.load(tmp_path)
+    _one_step(trainer, batch)
+    _one_step(frozen, batch)
+    left = dict(frozen.model.named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(left[name], weight) == ("embed" not in name), name
+
+
 def test_weights_come_in_buckets_under_hugging_face_names() -> None:
     trainer = _hf_trainer()
     named = dict(pair for bucket in trainer.weights() for pair in bucket)
