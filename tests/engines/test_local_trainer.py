@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,12 +16,13 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from oxrl.checkpoint import shares
 from oxrl.engines.train import forward as offload
 from oxrl.engines.train.forward import FEWEST_BYTES, Kept
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.optimizers import undecayed
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import CheckpointError, EngineError
+from oxrl.errors import CheckpointError, EngineError, NonFiniteError
 from oxrl.functional.gates import ppo_clip
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo
@@ -517,6 +521,36 @@ def test_a_checkpoint_loads_where_more_weights_are_frozen(
     left = dict(frozen.model.named_parameters())
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(left[name], weight) == ("embed" not in name), name
+
+
+@pytest.mark.parametrize("wrong", ["a full disk", "a weight that is no number"])
+def test_a_save_leaves_alone_what_is_being_written_beside_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    trainer = _hf_trainer()
+    first = next(trainer.model.parameters()).data[0, 0]
+    right = first.item()
+    wait = Event()
+
+    def put(descriptor: int, data: memoryview, offset: int) -> int:
+        """A slow disk for what is written first."""
+        if "best" not in os.readlink(f"/proc/self/fd/{descriptor}"):
+            wait.wait(10)
+            if wrong == "a full disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(shares, "put", put)
+    if wrong != "a full disk":
+        first.fill_(math.nan)
+    assert trainer.begin_save(tmp_path / "step", copied=True)
+    first.fill_(right)
+    trainer.save(tmp_path / "best")
+    load_policy(str(tmp_path / "best"))
+    assert not trainer.save_progress()[1]
+    wait.set()
+    with pytest.raises((OSError, NonFiniteError), match="No space left|are NaN or infinite"):
+        trainer.end_save()
 
 
 def test_weights_come_in_buckets_under_hugging_face_names() -> None:

@@ -371,11 +371,17 @@ class Trainer(ABC):
 
     def save(self, directory: Path) -> None:
         """See TrainEngine. Where rank 0 says, whatever the others were told."""
-        if self.begin_save(directory, copied=False):
-            self.end_save()
+        writer = self._begun(directory, copied=False)
+        if writer is not None:
+            writer.finish()
 
     def begin_save(self, directory: Path, copied: bool) -> bool:
         """See SavedByRanks."""
+        self._saving = self._begun(directory, copied)
+        return self._saving is not None
+
+    def _begun(self, directory: Path, copied: bool) -> ShareWriter | None:
+        """Begin to write this rank's share; return None where rank 0's disk refused."""
         directory = self.ranks.agree(directory.resolve())
         adam_steps = self._adam_steps()
         weights = weight_files(self.model, self._stored)
@@ -387,8 +393,7 @@ class Trainer(ABC):
             self.ranks, directory, files, copies(files, pieces) if copied else pieces
         )
         begun = writer.begin(partial(self._describe, directory, adam_steps, weights))
-        self._saving = writer if begun else None
-        return begun
+        return writer if begun else None
 
     def save_progress(self) -> tuple[int, bool]:
         """See SavedByRanks."""
