@@ -107,9 +107,11 @@ class ModelActorPool(RewardModelPool):
 
         def score_group(group: Group) -> list[Score]:
             actor = idle.get()
-            found = self._run(cluster, actor, group, patience)
+            try:
+                found = self._run(cluster, actor, group, patience)
+            finally:
+                idle.put(actor)
             patience.answered()
-            idle.put(actor)
             return found
 
         with self._lock:
@@ -138,9 +140,12 @@ class ModelActorPool(RewardModelPool):
             self._places = [Place(index, gpus) for index in range(self._size)]
             cluster.reserve([bundle(1, gpus)] * self._size)
         if not self._actors:
-            loading = [self._new(cluster, place) for place in self._places]
-            for reference in loading:
-                self._wait_loaded(cluster, reference)
+            try:
+                for loading in [self._new(cluster, place) for place in self._places]:
+                    self._wait_loaded(cluster, loading)
+            except BaseException:
+                self._end_actors()
+                raise
         return cluster
 
     def _new(self, cluster: Cluster, place: Place) -> Any:
@@ -154,7 +159,6 @@ class ModelActorPool(RewardModelPool):
         try:
             cluster.result_of(loading, what, LOAD)
         except (OxrlError, OSError) as error:
-            self._end_actors()
             problem = f"{self.field}.name={self.name}: {error}"
             raise RewardDefinitionError(problem) from error
 

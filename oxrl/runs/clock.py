@@ -87,7 +87,7 @@ class Clock:
             self._between = AFTER.get(key, RECORD)
 
     def restart(self) -> None:
-        """Begin a step now: what a resume took does not count."""
+        """Begin a step now: what was before, such as what a resume took, does not count."""
         self._seconds.clear()
         self._step_started = monotonic()
         self._last = self._step_started
@@ -97,16 +97,13 @@ class Clock:
         """Return the seconds of every phase and of the whole step; a new step begins."""
         now = monotonic()
         self._seconds[self._between] += now - self._last
-        self._last = now
-        self._between = RECORD
         seconds = dict(self._seconds)
         seconds["time/step_s"] = now - self._step_started
+        self.restart()
         for derived in self._derived:
             seconds |= derived(seconds)
         for counters in self._counters:
             seconds |= counters()
-        self._seconds.clear()
-        self._step_started = now
         return seconds
 
 

@@ -26,13 +26,20 @@ def in_threads(
     Returns:
         What `work` returned of each, in order.
     """
+    waiting = enumerate(items)  # each is taken by one thread: `next` is atomic
+    found: dict[int, U] = {}
+
+    def work_off() -> None:
+        for place, item in waiting:
+            found[place] = work(item)
+
     with ThreadPoolExecutor(most) as threads:
-        asked = [threads.submit(work, item) for item in items]
+        asked = [threads.submit(work_off) for _ in range(most)]
         try:
             for done in as_completed(asked):
                 done.result()
         except BaseException:
+            list(waiting)  # takes the rest: no thread begins another
             patience.cancel()  # the others look at that before long
-            threads.shutdown(wait=False, cancel_futures=True)
             raise
-    return [done.result() for done in asked]
+    return [found[place] for place in sorted(found)]

@@ -5,24 +5,28 @@ process too.
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from loaded_rewards import load_reward
 from safetensors.torch import load_file
 from small_runs import rl_config
+from thread_cluster import Ray, ThreadCluster
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import RewardDefinitionError, Stopped
+from oxrl.errors import DeadlineError, RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.rewards.model_pool import ModelPool
 from oxrl.rewards.reward_model import RewardModel
+from oxrl.rewards.reward_model_actors import ModelActorPool
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt
@@ -178,3 +182,41 @@ def test_steps_reach_the_advantages_of_rows_that_read_rewards_of_tokens(
         assert len(values) == (max(1, len(steps)) if rule == "mean" else 1)
         seen = max(seen, len(steps))
     assert seen >= 2
+
+
+def actors_of(model: Any, actors: int) -> ModelActorPool:
+    """A pool whose actors are threads; nothing of the reward model is loaded from its folder."""
+    cluster: Any = ThreadCluster(Ray())
+    return ModelActorPool(
+        "rm",
+        lambda: model,
+        cluster=lambda: cluster,
+        actors=actors,
+        gpus=lambda _: 0,
+        timeout_s=60.0,
+        field="reward",
+    )
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("actors", "groups"), [(1, 3), (2, 9)])
+@pytest.mark.parametrize(
+    ("open_patience", "error"),
+    [
+        (partial(Patience, lambda: True), Stopped),
+        (partial(Patience, deadline_s=0.3), DeadlineError),
+    ],
+    ids=["signal", "deadline"],
+)
+def test_a_stop_and_a_deadline_end_the_wait_for_actors_while_groups_are_left(
+    open_patience: partial[Patience], error: type[Exception], actors: int, groups: int
+) -> None:
+    def slow(prompt: Prompt, completions: list[Completion]) -> None:
+        time.sleep(1.0)
+
+    pool = actors_of(slow, actors)
+    began = time.monotonic()
+    with pytest.raises(error):
+        pool.score([(PROMPT, [completion("2")])] * groups, open_patience())
+    assert time.monotonic() - began < 10
+    pool.close()
