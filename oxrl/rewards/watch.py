@@ -14,7 +14,7 @@ import os
 import sys
 from types import ModuleType
 
-from oxrl.entry_points import own_offers
+from oxrl.entry_points import OURS, own_offers
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Named, Values
 
@@ -83,6 +83,7 @@ class Watch:
 
     def __init__(self, reward: ModuleType | None) -> None:
         beside = {place.partition(".")[0] for place in own_offers(REWARD.group).values()}
+        beside.discard(OURS)  # of the core only what scores, in WATCHED
         ours = [name for name in sys.modules if name.partition(".")[0] in beside]
         self._loaded = {
             name: sys.modules[name] for name in (*WATCHED, *ours) if name in sys.modules

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from oxrl.errors import DeadlineError, RewardDefinitionError, Stopped
+from oxrl.rewards.watch import Watch
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score, Segment
@@ -129,6 +131,23 @@ def test_the_change_is_named_once_and_the_samples_own_score_is_that_of_a_fresh_w
     )
     assert values(pool.score([group("a", "evil", "evil")])) == [1.0] * 3
     assert caplog.text.count("mine.py:score changed math.isclose while it scored sample") == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "watched"),
+    [
+        ("oxrl.rewards.loaded.find_reward", True),
+        ("oxrl_graders.math.math_reward", True),
+        ("oxrl.redact.masked", False),
+    ],
+)
+def test_of_the_core_only_what_scores_is_watched(
+    monkeypatch: pytest.MonkeyPatch, place: str, watched: bool
+) -> None:
+    import_module(place.rpartition(".")[0])
+    watch = Watch(None)
+    monkeypatch.setattr(place, print)
+    assert watch.changed() == (place if watched else "")
 
 
 def test_a_fork_of_the_reward_does_not_answer_for_it(open_pool: Open) -> None:
