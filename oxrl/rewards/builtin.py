@@ -242,7 +242,7 @@ def exact_reward(response: str, answer: object) -> Score:
         Value 1.0, or 0.0 with a reason; status "invalid" if `answer` is of another type.
     """
     if isinstance(answer, bool) or not isinstance(answer, str | int):
-        reason = f"exact needs a string or integer answer, got {answer!r}"
+        reason = f"exact needs a string or integer answer, got {repr(answer)[:80]}"
         return Score(value=None, status="invalid", reason=reason)
     expected = str(answer).strip()
     given = response.strip()

@@ -285,6 +285,14 @@ def test_the_exact_reward_needs_no_process_and_math_gets_one() -> None:
         maths.close()
 
 
+@pytest.mark.parametrize("answer", [list(range(5000)), {"text": "long " * 5000}])
+def test_the_reason_of_the_exact_reward_is_short_whatever_the_answer(answer: object) -> None:
+    ((score,),) = reward_pool("exact").score([group("4", answer=answer)])
+    assert score.status == "invalid"
+    assert score.reason.startswith(f"exact needs a string or integer answer, got {answer}"[:100])
+    assert len(score.reason) < 200
+
+
 def test_workers_end_with_their_pool(open_pool: Open) -> None:
     source = "def score(prompt, completion): return os.getpid()"
     closed = open_pool(source)
