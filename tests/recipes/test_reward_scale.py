@@ -33,3 +33,18 @@ def test_what_compares_parts_of_a_reward_one_by_one_refuses_a_scale_of_their_sum
     rl_config(tmp_path, "sum", ["~reward.name"], reward=reward)
     with pytest.raises(ValueError, match="reads the parts"):
         rl_config(tmp_path, "run", ["~reward.name"], reward=reward, train={"alg_name": "gdpo"})
+
+
+@pytest.mark.parametrize("more", ["reward.normalize=running", "reward.clip=0.5"])
+def test_a_run_that_goes_on_may_begin_to_scale_its_rewards(
+    more: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = rl_config(tmp_path, "run", run={"steps": 1})
+    run(plain)
+    scaled = rl_config(tmp_path, "run", [more], run={"steps": 3})
+    with caplog.at_level("INFO"):
+        run(scaled, resume=True, accept=[more.partition("=")[0]])
+    assert "no rewards were normalised before; this begins now" in caplog.text
+    before, *after = metric_lines(plain.run.directory)
+    assert "reward/clipped_frac" not in before
+    assert all("reward/clipped_frac" in line for line in after)

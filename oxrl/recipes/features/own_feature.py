@@ -113,14 +113,8 @@ class OwnFeature(Feature):
 
     def _take_settings(self) -> None:
         made: Feature = self._code.value
-        self.choice = made.choice
-        self.greedy_baseline = made.greedy_baseline
-        self.moves_reference = made.moves_reference
-        self.want_before = made.want_before
-        self.want = made.want
-        self.old_logprobs = made.old_logprobs
-        self.corrects_whole_step = made.corrects_whole_step
-        self.corrects_current_policy = made.corrects_current_policy
+        for name in SETTINGS:
+            setattr(self, name, getattr(made, name))
 
     def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
         """See Feature, here and below."""

@@ -7,6 +7,7 @@ in the reward are added to what comes out, so their coefficients mean the same f
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,8 @@ from oxrl.functional.shaping import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
+
+log = logging.getLogger(__name__)
 
 FILE = "moments.json"
 How = Literal["none", "running", "batch"]
@@ -67,7 +70,11 @@ class RewardScale(Feature):
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote."""
-        self._seen = Moments(**json.loads((directory / FILE).read_text(encoding="utf-8")))
+        path = directory / FILE
+        if not path.exists():
+            log.info("%s: no rewards were normalised before; this begins now", directory)
+            return
+        self._seen = Moments(**json.loads(path.read_text(encoding="utf-8")))
 
     def _moments(self, rewards: Tensor) -> Moments | None:
         if self._how == "none":
