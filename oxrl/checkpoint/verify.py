@@ -28,6 +28,8 @@ from oxrl.runs.files import Json, json_object
 
 logger = logging.getLogger(__name__)
 
+# What a manifest says beside its own hash.
+MANIFEST_TYPES = {"format": str, "step": int, "offsets": dict, "files": dict}
 READ_BYTES = 16 * 2**20
 # Looks at what several processes wrote in a checkpoint; a line per problem.
 PartsLook = Callable[[Path], list[str]]
@@ -135,12 +137,15 @@ def _changed_files(inside: Mapping[str, Path], expected: Mapping[str, Json]) -> 
 
 
 def _read_manifest(path: Path) -> Json | None:
-    """The manifest without its own hash; None if that hash is of something else."""
-    manifest = json_object(path.read_bytes()) if path.is_file() else None
-    if manifest is None:
+    """The manifest without its own hash; None if it is none, or that hash is of something else."""
+    manifest: Json = {}
+    if path.is_file():
+        manifest = json_object(path.read_bytes()) or {}
+    body = {name: manifest.get(name) for name in MANIFEST_TYPES}
+    types = {name: type(value) for name, value in body.items()}
+    if types != MANIFEST_TYPES or {type(entry) for entry in body["files"].values()} - {dict}:
         return None
-    own = manifest.pop("sha256", None)
-    return manifest if own == manifest_hash(manifest) else None
+    return body if manifest.get("sha256") == manifest_hash(body) else None
 
 
 def _difference(file: Path | None, entry: Json) -> str | None:
@@ -148,8 +153,8 @@ def _difference(file: Path | None, entry: Json) -> str | None:
     if file is None or not entry or not file.is_file():
         return "is missing"
     size = file.stat().st_size
-    if size != entry.get("bytes"):
-        noted = entry.get("bytes")
+    noted = entry.get("bytes")
+    if size != noted:
         return f"is {size} bytes, the manifest says {noted}: it was cut or overwritten"
     if "sha256" in entry and file_hash(file) != entry.get("sha256"):
         return "has the right size but other contents than were written (sha256 differs)"

@@ -86,18 +86,16 @@ class CheckpointWriter:
             self._temporary.mkdir()
             write(self._temporary)
 
-    def complete(self, finish: Callable[[], None] | None = None) -> Path:
+    def complete(self, finish: Callable[[], None]) -> None:
         """Call `finish`, which returns once every file is there; give the checkpoint its name."""
         with self._removed_if_refused():
-            if finish is not None:
-                finish()
+            finish()
             (self._temporary / "state.json").write_text(self._state, encoding="utf-8")
             _seal(self._temporary, self._step, self._offsets)
             _remove(self._final)
             os.rename(self._temporary, self._final)
             fsync(self._root)
         remove_old(self._root, self._step, self._keep)
-        return self._final
 
     def drop(self) -> None:
         """Remove what was written; it never was a checkpoint."""

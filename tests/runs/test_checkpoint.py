@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,11 +154,11 @@ def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_silently(
         latest_checkpoint(tmp_path)
 
 
-def rewrite_manifest(path: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
+def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Tamper like somebody who can compute hashes."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("sha256")
-    change(manifest["files"])
+    change(manifest)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     (path / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
 
@@ -168,8 +169,37 @@ def rewrite_manifest(path: Path, change: Callable[[dict[str, dict[str, object]]]
 def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 10)
     (tmp_path / "secret.json").write_text("{}")
-    rewrite_manifest(path, lambda files: files.update({name: files["config.json"]}))
+    rewrite_manifest(path, lambda body: body["files"].update({name: body["files"]["config.json"]}))
     assert verify_checkpoint(path) == [f"{name} is missing"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("format"),
+        lambda body: body.pop("offsets"),
+        lambda body: body.update(step="twenty"),
+        lambda body: body.update(files=["config.json"]),
+        lambda body: body["files"].update({"config.json": 2}),
+    ],
+)
+def test_a_manifest_of_another_shape_is_damaged_even_where_its_hash_fits(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    save(tmp_path, 10)
+    newest = save(tmp_path, 20)
+    rewrite_manifest(newest, change)
+    [problem] = verify_checkpoint(newest)
+    assert problem.startswith("manifest.json is damaged")
+    found = latest_checkpoint(tmp_path)
+    assert found is not None and found.step == 10
+
+
+def test_what_somebody_wrote_beside_the_fields_of_a_manifest_is_no_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"note": "kept for the paper"}))
+    assert verify_checkpoint(path) == []
 
 
 def test_a_symbolic_link_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -329,7 +359,7 @@ def write(directory):
 os.fsync, os.rename = stop_at(os.fsync), stop_at(os.rename)
 writer = CheckpointWriter(root, 20, state={"draw": 2}, offsets={}, keep=2)
 writer.fill(write)
-writer.complete()
+writer.complete(lambda: None)
 here.write_text("done")
 """
 
