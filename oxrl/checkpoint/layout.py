@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oxrl.models.stored import KEPT_TYPES, Source
+from oxrl.models.stored import Source
 from oxrl.models.weights import WeightType, buckets
 from oxrl.tables.engines import Masters, Optimizer
 
@@ -80,19 +80,42 @@ Key = tuple[str, str]
 WEIGHT = "weight"
 # What the library says in files of tensors of torch.
 TENSORS_OF_TORCH = {"format": "pt"}
-OTHER_TYPES = {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
-NAMES = {dtype: name for name, dtype in {**KEPT_TYPES, **OTHER_TYPES}.items()}
-# In which order the library lays tensors out: larger types first, then by name.
-ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "U8", "BOOL")
+# What the library calls the types of tensors, in the order in which it lays them out: larger types
+# first, then by the names of tensors.
+NAMES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ORDER = list(NAMES)
 
 
 class Entry(NamedTuple):
-    """A tensor in a file: its name there, and the weight that it is a `kind` of."""
+    """A tensor in a file: its name there, and the weight that it is a `kind` of.
+
+    finite: NaN or an infinite value in it is refused; of a buffer, such as a mask, it may be meant.
+    """
 
     key: str
     kind: str
     name: str
     type: WeightType
+    finite: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +167,7 @@ class FileLayout:
 
 
 def _order(entry: Entry) -> tuple[int, bytes]:
-    return ORDER.index(NAMES[entry.type.dtype]), entry.key.encode()
+    return ORDER.index(entry.type.dtype), entry.key.encode()
 
 
 FileLayouts = list[FileLayout]

@@ -78,10 +78,12 @@ def _files_of(host: Module, prefix: str, entries: list[Entry]) -> Iterator[FileL
         written, filename_pattern=PATTERN, max_shard_size=MOST_BYTES
     )
     for file, keys in cut.filename_to_tensors.items():
-        types = [WeightType(written[key].shape, written[key].dtype) for key in keys]
-        held = [
-            Entry(key, WEIGHT, prefix + key, kind) for key, kind in zip(keys, types, strict=True)
-        ]
+        held: list[Entry] = []
+        for key in keys:
+            tensor = written[key]
+            kind = WeightType(tensor.shape, tensor.dtype)
+            # Buffers alone have memory here.
+            held.append(Entry(key, WEIGHT, prefix + key, kind, finite=tensor.is_meta))
         yield FileLayout(file, tuple(held), TENSORS_OF_TORCH)
 
 
@@ -111,8 +113,8 @@ def whole_tensors(model: Module, weights: Iterable[NamedTensor]) -> Tensors:
         host = model.decoder
         prefix = DECODER
     if isinstance(host, PreTrainedModel) and not has_adapter(host):
-        held = {name: tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
-        own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+        names = [name for name in tensors if name.startswith(prefix)]
+        own = {name.removeprefix(prefix): tensors.pop(name) for name in names}
         written = revert_weight_conversion(host, own | kept_buffers(host))
         tensors |= {prefix + key: tensor for key, tensor in written.items()}
     return {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -196,7 +196,7 @@ class ShareWriter:
             if self._dropped:
                 raise OSError(errno.ECANCELED, "the run ended before everything was written")
             stored = part.to(entry.type.dtype).cpu().contiguous()
-            wrong = non_finite_values(stored)
+            wrong = non_finite_values(stored) if entry.finite else 0
             if wrong:
                 self._not_finite[f"{of} {entry.name}", entry.type.shape.numel()] += wrong
             yield memoryview(stored.view(torch.uint8).numpy().data)

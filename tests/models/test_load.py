@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -14,12 +15,13 @@ from transformers import (
     Glm4MoeForCausalLM,
 )
 
+from oxrl.checkpoint.layout import NAMES
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler, module_sampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import DataError, MachineError
+from oxrl.errors import DataError, MachineError, NonFiniteError
 from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.modelfiles.dims import WITHOUT
 from oxrl.models.load import (
@@ -129,6 +131,27 @@ def test_what_is_not_trained_and_still_part_of_the_model_is_saved_with_it(tmp_pa
             parameter.zero_()
     trainer.load(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_buffer_may_be_of_any_type_and_hold_infinite_values(tmp_path: Path) -> None:
+    model = load_policy("builtin:tiny")
+    buffers = {f"of_{kind}": torch.tensor([0, 1, 2]).to(dtype) for dtype, kind in NAMES.items()}
+    buffers["mask"] = torch.full((3, 3), float("-inf")).triu(1)
+    for name, buffer in buffers.items():
+        model.register_buffer(name, buffer)
+    trainer = LocalTrainer(model, TrainerOptions(lr=1e-3))
+    trainer.save(tmp_path / "saved")
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    for name, buffer in buffers.items():
+        assert torch.equal(stored[name].view(torch.uint8), buffer.view(torch.uint8))
+    save_file(stored, tmp_path / "library.safetensors", metadata={"format": "pt"})
+    written = (tmp_path / "saved" / "model.safetensors").read_bytes()
+    assert written == (tmp_path / "library.safetensors").read_bytes()
+    trainer.load(tmp_path / "saved")
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight")[0] = float("inf")
+    with pytest.raises(NonFiniteError, match=r"weight model\.norm\.weight: 1 of "):
+        trainer.save(tmp_path / "broken")
 
 
 def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path) -> None:
