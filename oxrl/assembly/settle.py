@@ -122,7 +122,9 @@ def _choose(
     choice = noted_choice(run.path, field)
     if choice is not None:
         return choice
-    before, _ = run.changes.get(field, (None, None))
+    before, _ = run.changes.get(field, ("auto", "auto"))
+    if field == SHARING and before is None:  # it began when every prompt was read anew
+        before = False
     if isinstance(before, int) and run.resuming and list_checkpoints(run.checkpoints):
         choice = Choice(before, AS_BEFORE)
     else:

@@ -99,17 +99,26 @@ def test_what_learns_from_no_pairs_in_one_process_reads_row_by_row(
         preference_config(tmp_path, "asked", [*overrides, f"{FIELD}=true"])
 
 
-@pytest.mark.parametrize("began", ["auto", "false"])
+@pytest.mark.parametrize(("began", "older"), [("auto", False), ("false", False), ("false", True)])
 def test_a_run_goes_on_with_what_it_had(
-    trained: dict[str, Config], began: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: dict[str, Config],
+    began: str,
+    older: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A later start does not decide anew; a run that has noted nothing had what config.yaml says."""
+    """A later start does not decide anew; a run that has noted nothing had what config.yaml says,
+    and one that is older than the field read every prompt anew.
+    """
 
     def never(cfg: Config) -> object:
         raise AssertionError("decided again")
 
     monkeypatch.setattr("oxrl.assembly.settle.decide_sharing", never)
     again = halfway(trained[began], tmp_path)
+    if older:
+        recorded = again.run.directory / "config.yaml"
+        recorded.write_text(recorded.read_text().replace("  share_prefix: false\n", ""))
     run(again, resume=True)
     assert weights_of(again) == weights_of(trained[began])
     assert choice_of(again)["value"] is (began == "auto")
