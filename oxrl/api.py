@@ -30,7 +30,7 @@ from oxrl.config import Config, load_source
 from oxrl.config.field import fits_a_path
 from oxrl.config.given import mapping_source
 from oxrl.config.load import read_with_overrides
-from oxrl.config.reads import read_values, sections_of
+from oxrl.config.reads import read_values, sections_of, written_values
 from oxrl.config.schema import FieldValues, GivenValues
 from oxrl.config.source import Source
 from oxrl.data.memory import lines_of
@@ -319,7 +319,8 @@ class Run:
 def _read(config: object, overrides: Sequence[str]) -> Source:
     """Read a configuration, whichever way it was given."""
     if isinstance(config, Config):
-        config = sections_of(read_values(config))
+        # What is written and not read is refused, as it is in a file.
+        config = sections_of(written_values(config) | read_values(config))
     if isinstance(config, str | Path):
         return read_with_overrides(config, overrides)
     if not isinstance(config, Mapping):

@@ -17,6 +17,7 @@ from given_functions import Once, digits, longer
 
 import oxrl
 from oxrl.commands.replay import replay
+from oxrl.config import Config
 from oxrl.environments import Step
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
 
@@ -209,6 +210,21 @@ def test_what_is_no_configuration_and_no_run_is_said(tmp_path: Path) -> None:
         oxrl.train(config(tmp_path), reward=digits, dataset=pandas.DataFrame())
     with pytest.raises(AttributeError):
         oxrl.trian  # pyright: ignore  # noqa: B018
+
+
+def test_a_configuration_object_may_leave_the_reward_to_the_call_and_sets_no_field_in_vain(
+    tmp_path: Path,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 4)
+    values = config(tmp_path, steps=1, data={"train": str(rows)})
+    values["run"]["dir"] = str(tmp_path / "run")
+    in_vain = values | {"train": {"alg_name": "sgrpo", "critic_lr": 1e-3}}
+    with pytest.raises(ConfigError, match=r"train\.critic_lr = 0\.001\n    is not read by sgrpo"):
+        oxrl.train(Config.model_validate(in_vain), reward=digits)
+    assert [*tmp_path.iterdir()] == [rows]
+    run = oxrl.train(Config.model_validate(values), reward=digits)
+    assert run.config["reward.name"] == "python:digits"
 
 
 def test_parts_of_a_reward_are_said_by_mappings(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from oxrl.config.checks import training_problems
 from oxrl.config.checks.usual import notices
 from oxrl.config.conditions import evaluates
 from oxrl.config.field import about
-from oxrl.config.reads import fields_read, readable
+from oxrl.config.reads import fields_read, readable, written_values
 from oxrl.config.schema import FIELDS, Config
 from oxrl.config.source import Check, Problem, Source, read_source
 from oxrl.errors import ConfigError, OxrlError
@@ -35,7 +35,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
-    return load_source(read_with_overrides(path, overrides))
+    return checked(read_with_overrides(path, overrides), training_problems)
 
 
 def read_with_overrides(path: Path | str, overrides: Sequence[str]) -> Source:
@@ -73,16 +73,7 @@ def check_config(cfg: Config) -> None:
     Raises:
         ConfigError: lists every problem with its field, value and rule.
     """
-    # Made in Python: what is not at its default was written.
-    source = Source(file="the configuration")
-    for path, field in FIELDS.items():
-        section, _, name = path.partition(".")
-        given = getattr(cfg, section)
-        value = getattr(given, name)
-        off = path == "data.eval" and value is None
-        if name in given.model_fields_set and (off or value != field.default):
-            source.values[path] = value
-    accepted(cfg, source, training_problems)
+    accepted(cfg, Source("the configuration", written_values(cfg)), training_problems)
 
 
 def checked(source: Source, check: Check, evaluated: Collection[str] = ()) -> Config:

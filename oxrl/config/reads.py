@@ -138,6 +138,21 @@ def read_values(cfg: Config) -> FieldValues:
     return found
 
 
+def written_values(cfg: Config) -> FieldValues:
+    """Dotted path -> value of every field that was set to another value than its default, whether
+    it is read or not.
+    """
+    found: FieldValues = {}
+    for path, field in FIELDS.items():
+        section, _, name = path.partition(".")
+        given = getattr(cfg, section)
+        value = getattr(given, name)
+        # That evaluation is switched off is written as data.eval: null, its default.
+        if name in given.model_fields_set and (path == "data.eval" or value != field.default):
+            found[path] = value
+    return found
+
+
 def sections_of(values: GivenValues) -> dict[str, FieldValues]:
     """Values by dotted path as YAML has them: section -> field -> value."""
     sections: dict[str, FieldValues] = {}
