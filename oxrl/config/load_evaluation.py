@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from oxrl.config.checks.engines import check_deepspeed, check_ranks, check_samplers
+from oxrl.config.checks.engines import (
+    check_attention,
+    check_deepspeed,
+    check_offload,
+    check_ranks,
+    check_samplers,
+    check_template,
+)
 from oxrl.config.checks.sampling import check_action, check_environment
 from oxrl.config.checks.usual import (
     check_evaluation_file,
@@ -36,11 +43,14 @@ OF_EVERY_EVALUATION = (
     check_samplers,
     check_model,
     check_model_files,
+    check_template,
+    check_attention,
+    check_offload,
     check_environment,
     check_action,
 )
 # What an override begins with that says what scores.
-REWARDED = ("reward.name=", "reward.parts=", "reward.parts.")
+SCORING = ("reward.name=", "reward.parts=", "reward.parts.", "environment.name=")
 
 
 def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -58,7 +68,7 @@ def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
     With a reward or an environment its responses to prompts are scored; without one it is judged by
     the likelihood of the answers in data.eval.
     """
-    rewarded = any(override.startswith((*REWARDED, "environment.name=")) for override in overrides)
+    rewarded = any(override.startswith(SCORING) for override in overrides)
     values: FieldValues = {
         "run.name": "evaluation",
         "run.steps": 1,
@@ -84,12 +94,15 @@ def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
     """
     source = read_source(path)
     if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
-        for path in ("reward.name", "reward.parts", "reward.options"):
-            source.values.pop(path, None)
+        for field in ("reward.name", "reward.parts", "reward.options"):
+            source.values.pop(field, None)
     for override in overrides:
         if not override.removeprefix("~").startswith("reward."):
-            rule = "is not what scores: only reward.FIELD=VALUE can be given here"
-            source.wrong(override.partition("=")[0], rule, f"override '{override}'")
+            source.wrong(
+                override.partition("=")[0],
+                "is not what scores: only reward.FIELD=VALUE can be given here",
+                f"override '{override}'",
+            )
     apply_overrides(source, overrides)
     return checked(source, _reward_problems, EVALUATED)
 

@@ -285,8 +285,9 @@ def test_no_warning_without_a_reason(write: Callable[..., Path]) -> None:
 
 
 def test_a_kl_term_without_weight_warns_that_it_does_nothing(write: Callable[..., Path]) -> None:
-    with pytest.warns(UserWarning, match="no effect while train.kl_coeff is 0"):
+    with pytest.warns(UserWarning, match="no effect while train.kl_coeff is 0") as told:
         load_config(write(), ["train.kl=loss_k2"])
+    assert told[0].filename == __file__  # who reads the configuration, not oxRL's own file
 
 
 def test_half_precision_on_the_processor_warns(write: Callable[..., Path]) -> None:
@@ -309,6 +310,22 @@ def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(
         path, ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.n_samples=1"]
     )
     assert (cfg.rollout.top_p, cfg.rollout.top_k) == (0.9, 20)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.attention=flash_attention_2", "model.attention = 'flash_attention_2'\n    needs"),
+        ("model.chat_template=gone.jinja", "model.chat_template = 'gone.jinja'\n    no such file"),
+        ("model.offload_activations=true", "model.offload_activations = true\n    moves what"),
+    ],
+)
+def test_an_evaluation_is_refused_what_its_model_cannot_be_loaded_with(
+    write: Callable[..., Path], override: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_evaluation_config(write(), [override])
+    assert f"override '{override}': {told}" in str(refused.value)
 
 
 def test_one_of_several_training_files_is_never_chosen_for_an_evaluation(

@@ -181,8 +181,10 @@ def _check_copies(asked: AskedReward) -> Problems:
 
 def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
     """A judge that compares the responses of a group gets groups of two and more."""
-    fields = {"rollout.n_samples": cfg.recipe != "supervised"}
-    fields["rollout.eval_samples"] = cfg.data.eval is not None
+    fields = {
+        "rollout.n_samples": cfg.recipe != "supervised",
+        "rollout.eval_samples": cfg.data.eval is not None,
+    }
     for field, is_read in fields.items():
         if is_read and attrgetter(field)(cfg) < 2:
             yield at(
@@ -269,11 +271,15 @@ def notices(cfg: Config, source: Source) -> Iterator[str]:
     if train.kl is not None and row.kl != "none" and train.value(KL_COEFF) == 0:
         yield f"train.kl = {row.kl} has no effect while train.kl_coeff is 0"
     if train.warmup_steps >= steps:
-        warmup = f"train.warmup_steps = {train.warmup_steps}"
-        yield f"{warmup} is not over when the run ends at run.steps = {steps}"
+        yield (
+            f"train.warmup_steps = {train.warmup_steps} is not over when the run ends at "
+            f"run.steps = {steps}"
+        )
     if row.has(CRITIC) and train.value(CRITIC_WARMUP_STEPS) >= steps:
-        warmup = f"train.critic_warmup_steps = {train.value(CRITIC_WARMUP_STEPS)}"
-        yield f"{warmup} leaves none of {steps} steps to the policy"
+        yield (
+            f"train.critic_warmup_steps = {train.value(CRITIC_WARMUP_STEPS)} leaves none of "
+            f"{steps} steps to the policy"
+        )
     if REFERENCE_SYNC_STEPS.key in row.defaults:
         every = train.value(REFERENCE_SYNC_STEPS)
         if every > steps:
