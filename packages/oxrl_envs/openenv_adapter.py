@@ -163,7 +163,10 @@ class OpenEnvEnvironment:
         raise RuntimeError(f"the OpenEnv server answered {what} with {why}{hint}")
 
     def _text(self, found: Named) -> str:
-        observation: Named = found.get("observation") or {}
+        observation: object = found.get("observation") or {}
+        if not isinstance(observation, dict):
+            told = f"{observation!r:.80}"
+            raise ValueError(f"the OpenEnv server sent no object as its observation, but {told}")
         value = {name: item for name, item in observation.items() if name not in ENVELOPE}
         if self._shown:
             if self._shown not in observation:

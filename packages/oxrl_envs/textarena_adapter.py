@@ -16,7 +16,7 @@ from typing import Any
 from oxrl.environments import Message, Step
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.types import Named, Prompt
-from oxrl.usercode.user_code import capped, load_function
+from oxrl.usercode.user_code import capped, load_function, place_in_file
 
 # Moves of an opponent in a row, after which the game is stuck.
 MOST_OPPONENT_MOVES = 100
@@ -34,6 +34,7 @@ class TextArenaEnvironment:
 
     Raises:
         ValueError: no such game, or players without an opponent.
+        Exception: whatever running the opponent's file raises.
     """
 
     def __init__(
@@ -49,14 +50,15 @@ class TextArenaEnvironment:
             raise ValueError("environment.options.id is missing, such as id: GuessTheNumber-v0")
         if not 0 <= player < players:
             raise ValueError(f"environment.options.player={player} is none of {players} players")
-        if players > 1 and not opponent:
-            raise ValueError(
-                f"a game of {players} players needs environment.options.opponent: path.py:function"
-            )
         try:
-            self._opponent = load_function(opponent, "opponent") if opponent else None
+            found = place_in_file(opponent)
         except ValueError as error:
             raise ValueError(f"environment.options.opponent={opponent}: {error}") from error
+        if found is None and (opponent or players > 1):
+            rule = "needs environment.options.opponent: path.py:function"
+            raise ValueError(f"a game of several players {rule}, got {opponent!r}")
+        # What the user's file raises is the file's, and not about the option.
+        self._opponent = load_function(opponent, "opponent") if opponent else None
         try:
             self._game = _unwrapped(library, library.make(id, **(settings or {})))
         except (ValueError, TypeError, LookupError, ImportError) as error:

@@ -20,7 +20,7 @@ from oxrl.environments.pool import EnvironmentPool, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
-from oxrl_envs import openenv_adapter
+from oxrl_envs import openenv_adapter, textarena_adapter
 
 
 def row(text: str = "Play.", **columns: Any) -> Prompt:
@@ -123,6 +123,21 @@ class TestTextArena:
             "textarena", id="TicTacToe-v0", players=2, opponent="none.py:move"
         )
         assert "is none of 1 players" in refusal("textarena", id="TicTacToe-v0", player=1)
+
+
+def test_an_error_of_the_opponents_file_is_its_own_and_no_wrong_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(textarena_adapter, "need", lambda *_: None)
+    file = tmp_path / "other.py"
+    file.write_text("def move(text):\n    return text\n\n\nint('a dozen')\n")
+    options: dict[str, Any] = {"id": "TicTacToe-v0", "players": 2}
+    with pytest.raises(ValueError, match="^invalid literal for int.*'a dozen'"):
+        textarena_adapter.TextArenaEnvironment(**options, opponent=f"{file}:move")
+    with pytest.raises(ValueError, match="environment.options.opponent=.* defines no 'mov'"):
+        textarena_adapter.TextArenaEnvironment(**options, opponent=f"{file}:mov")
+    with pytest.raises(ValueError, match="needs environment.options.opponent: .*, got 'move'"):
+        textarena_adapter.TextArenaEnvironment(**options, opponent="move")
 
 
 class TestReasoningGym:
@@ -298,3 +313,12 @@ def test_a_server_that_breaks_is_no_fault_of_the_policy(monkeypatch: pytest.Monk
         step = environment.step(turn)
         assert step.reason == "no action" and "That is no action" in str(step.messages)
     assert len(said) == 2
+
+
+def test_an_observation_that_is_no_object_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = json.dumps({"type": "observation", "data": {"observation": ["you won"]}})
+    monkeypatch.setattr(openenv_adapter, "need", lambda *_: None)
+    environment = openenv_adapter.OpenEnvEnvironment("http://127.0.0.1:9", "message")
+    environment._socket = SimpleNamespace(send=lambda _: None, recv=lambda: reply)
+    with pytest.raises(ValueError, match=r"sent no object as its observation, but \['you won'\]"):
+        environment.step("hello")
