@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from oxrl.data.rows import Fields, Json, JsonObject
 from oxrl.environments import Message, Step
 from oxrl.environments.adapting import need, seed_of, shown_with
@@ -201,20 +203,17 @@ class SimulatorEnvironment:
         if self._size is None or frame.shape[:2] == (self._size, self._size):
             return frame
         # Most environments render at the size that they are asked for.
-        import numpy as np
         from PIL import Image
 
         side = (self._size, self._size)
         return np.asarray(Image.fromarray(frame).resize(side, Image.Resampling.BOX))
 
     def _given(self, action: Json) -> Json:
+        space = self._made.action_space
         if not self._numbers:
             if action not in self._names:
                 raise ValueError(f"there is no action {action!r}, but {', '.join(self._names)}")
-            return self._names.index(action)
-        import numpy as np  # Gymnasium needs it anyway
-
-        space = self._made.action_space
+            return numbers_of(space)[self._names.index(action)]
         return np.clip(np.asarray(action, space.dtype), space.low, space.high)
 
     def _succeeded(self, reward: float, info: Fields) -> bool | None:
@@ -261,8 +260,6 @@ def _fix_camera(inner: Made) -> None:
 
 def _mujoco_state(inner: Made) -> Json:
     mujoco, which = _mujoco()
-    import numpy as np
-
     found = np.empty(mujoco.mj_stateSize(inner.model, which))
     mujoco.mj_getState(inner.model, inner.data, found, which)
     return found

@@ -165,9 +165,9 @@ def chooser() -> Any:
     class Room(gymnasium.Env[Any, Any]):
         metadata = {"render_modes": ["rgb_array"]}
 
-        def __init__(self, render_mode: str = "rgb_array") -> None:
+        def __init__(self, render_mode: str = "rgb_array", first: int = 0) -> None:
             self.render_mode = render_mode
-            self.action_space = gymnasium.spaces.Discrete(2)
+            self.action_space = gymnasium.spaces.Discrete(2, start=first)
             self.observation_space = gymnasium.spaces.Discrete(1)
             self.task = 0
 
@@ -220,3 +220,11 @@ def test_an_outcome_is_what_the_environment_says_where_that_is_asked_for(chooser
     assert as_it_is.act(["1"]).reward == 0.25
     with pytest.raises(ValueError, match="outcome_at is 'succes'; a number, or success"):
         SimulatorEnvironment(id=chooser, outcome_at="succes")
+
+
+@pytest.mark.filterwarnings("ignore:.*render fps")
+def test_an_action_without_a_name_is_the_one_of_its_number(chooser: str) -> None:
+    made = SimulatorEnvironment(id=chooser, settings={"first": 1}, outcome_at="success")
+    made.reset(PROMPT, 0)
+    assert made.act(["2"]).success is None
+    assert made.act(["1"]).success is True
