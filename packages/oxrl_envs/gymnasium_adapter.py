@@ -81,6 +81,8 @@ class GymnasiumEnvironment:
         self._free = kind == "Text"
         self._numbers = range(0) if self._free else numbers_of(space)
         self._names = self._named(actions)
+        choices = ", ".join(self._names or map(str, self._numbers))
+        self._choices = "a text that it allows" if self._free else choices
         self._show_actions = show_actions and not self._free
 
     @classmethod
@@ -106,7 +108,7 @@ class GymnasiumEnvironment:
         observation, _ = self._made.reset(seed=seed_of(prompt, seed))
         text = self._shown(observation)
         if self._show_actions:
-            text = f"{text}\nActions: {', '.join(self._choices())}"
+            text = f"{text}\nActions: {self._choices}"
         return with_text(prompt.messages, text, between="\n")
 
     def step(self, text: str) -> Step:
@@ -121,8 +123,7 @@ class GymnasiumEnvironment:
         """
         action = text.strip() if self._free else self._chosen(text)
         if action is None or not self._made.action_space.contains(action):
-            listed = "a text that it allows" if self._free else ", ".join(self._choices())
-            problem = f"There is no action in that. Answer with one of: {listed}"
+            problem = f"There is no action in that. Answer with one of: {self._choices}"
             reason = "parse_error" if self._ends else "no action"
             return Step(problem, self._no_action_reward, terminated=self._ends, reason=reason)
         observation, reward, terminated, truncated, _ = self._made.step(action)
@@ -143,9 +144,6 @@ class GymnasiumEnvironment:
                 f"environment.options.actions has {len(names)} names, and there are {count} actions"
             )
         return ()
-
-    def _choices(self) -> Sequence[str]:
-        return self._names or list(map(str, self._numbers))
 
     def _chosen(self, text: str) -> int | None:
         """The last action that a text names."""

@@ -62,7 +62,8 @@ class Bm25:
             inside, often = np.array(found).T
             idf = math.log(1 + (self._count - len(found) + 0.5) / (len(found) + 0.5))
             weights = idf * often * (K1 + 1) / (often + longer[inside])
-            self._weights[word] = (inside, weights.astype(np.float32))
+            # A view would keep the counts as well.
+            self._weights[word] = (inside.copy(), weights.astype(np.float32))
 
     def best(self, query: str, top: int) -> list[tuple[int, float]]:
         """The numbers of the best texts and their scores, best first; of equal ones the first.

@@ -173,6 +173,11 @@ def test_scores_of_a_search_are_those_of_the_formula() -> None:
     assert len(ranking.best("a b c d", 2)) == 2
 
 
+def test_an_index_keeps_nothing_but_its_numbers() -> None:
+    kept = [part for word in Bm25(["a b", "a"])._weights.values() for part in word]
+    assert all(part.base is None for part in kept)
+
+
 def test_scores_agree_with_another_implementation() -> None:
     bm25s = pytest.importorskip("bm25s", reason="bm25s is not installed")
     texts = [f"{'x ' * (i % 4)}word{i % 5} word{i % 3} y" for i in range(40)]
