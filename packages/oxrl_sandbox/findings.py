@@ -68,13 +68,15 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
     if graded is not None:
         if "bad" in graded:
             return Finding(bad=graded["bad"])
-        found = {"reason": "", **graded}
-        lost = found.pop("lost", None)
-        if lost is not None:
-            found["reason"] = f"the program {blamed or lost or 'closed its connection'}"
+        found = {"reason": "", "output": "", **graded}
+        if "lost" in found:
+            found["reason"] = f"the program {blamed or found['lost'] or 'closed its connection'}"
         elif kind == "case" and blamed:
             found |= {"held": 0, "reason": f"the program {blamed}"}
-        return Finding(**found, starved=starved)
+        # By their names: a grader elsewhere may tell more.
+        held = found["held"]
+        run = found["run"]
+        return Finding(held, run, found["reason"], starved=starved, output=found["output"])
     if program["full"]:
         return Finding(0, 1, f"the program {blamed}")
     how = reason_of(tests, limits) or "ended in silence"

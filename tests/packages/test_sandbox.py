@@ -26,7 +26,7 @@ from oxrl.types import Score
 from oxrl_sandbox import client, layers, remote
 from oxrl_sandbox.client import Level, Sandbox
 from oxrl_sandbox.code_reward import code_reward, judged
-from oxrl_sandbox.findings import Finding, Job, SandboxError
+from oxrl_sandbox.findings import Finding, Job, SandboxError, finding
 from oxrl_sandbox.inside import confine, filters, folders, grader, kernel, plain, unit
 from oxrl_sandbox.inside import judged as judged_process
 from oxrl_sandbox.inside.confine import Confinement, Limits
@@ -677,6 +677,13 @@ def test_a_program_that_hangs_up_has_time_to_tell_how_it_ended(
     found = sandbox.judge(Job("calls", {"code": hangs_up}, {**ADD, "setup": ""}))
     sandbox.close()
     assert (found.held, found.reason) == (0, "the program ended with exit status 7")
+
+
+def test_what_a_grader_tells_beside_its_verdict_is_passed_over() -> None:
+    process = {"status": 0, "late": False, "starved": False, "full": False}
+    ended = {"program": process, "tests": process, "answered": True, "waiting": False}
+    graded = {"held": 1, "run": 2, "reason": "one failed", "seconds": 0.5, "starved": True}
+    assert finding("calls", LIMITS, graded, ended) == Finding(1, 2, "one failed")
 
 
 def test_data_that_is_not_plain_does_not_pass() -> None:
