@@ -283,7 +283,8 @@ def _answer_tag(text: str) -> Iterator[_Final]:
     """The content of the last <answer>, or what a marker inside it points to more precisely."""
     before, tag, after = text.rpartition("<answer>")
     if tag:
-        found = _marked_final(after.partition("</answer>")[0].strip())
+        # Nothing of a response is kept: only ground truths come again.
+        found = _marked_final.__wrapped__(after.partition("</answer>")[0].strip())
         yield dataclasses.replace(found, start=len(before), bare=False)
 
 

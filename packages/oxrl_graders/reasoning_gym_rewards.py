@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxrl.errors import MissingExtraError
+from oxrl.environments.adapting import need
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.types import Prompt
 
@@ -24,15 +24,12 @@ def reasoning_gym_reward(prompt: Prompt, completion: str) -> float:
     Raises:
         MissingExtraError: reasoning-gym is not installed.
     """
-    try:
-        import reasoning_gym  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        install = 'pip install -e ".[tasks]"'
-        raise MissingExtraError(f"reasoning-gym is not installed: {install}") from error
     entry = prompt.metadata["entry"]
     # rpartition and partition return the whole text where there is no tag.
     answer = completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
-    score_answer = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])
+    score_answer = need("reasoning_gym", "tasks").get_score_answer_fn(
+        entry["metadata"]["source_dataset"]
+    )
     return float(score_answer(answer=answer, entry=entry))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oxrl.rewards import exact_reward, math_reward
-from oxrl_graders import solutions
+from oxrl_graders import math, solutions
 from oxrl_graders.quantities import around
 
 RIGHT = [
@@ -114,3 +114,10 @@ def test_a_list_far_longer_than_the_ground_truth_is_compared_up_to_what_differs(
     assert math_reward(f"\\boxed{{{listed}}}", "5, 7").value == 0.0
     compared = solutions._equal.cache_info()
     assert compared.hits + compared.misses < 4 * said
+
+
+def test_only_ground_truths_are_kept() -> None:
+    math._marked_final.cache_clear()
+    for said in range(5):
+        assert math_reward(f"<answer>{said}</answer>", "7").value == 0.0
+    assert math._marked_final.cache_info().currsize == 1
