@@ -23,7 +23,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config

@@ -14,11 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-# Metres: lengths of the two links, the square of points, and what counts as there.
+# Metres: lengths of the two links, and half the side of the square of points.
 UPPER = 0.1
 LOWER = 0.11
 REACH = 0.2
-THERE = 0.03
 TARGET_RADIUS = 0.02
 # Gains of the joints, and physics steps of one action.
 STIFF = 0.6

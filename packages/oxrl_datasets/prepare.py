@@ -16,7 +16,7 @@ from oxrl.data.rows import Fields, Json, JsonObject, Record, Rows, read_rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.modelfiles.hub import file_hash, locate
 from oxrl.runs.bars import followed
-from oxrl.runs.files import write_atomically
+from oxrl.runs.files import pretty_json, write_atomically
 from oxrl.seeds import stable_seed
 from oxrl_datasets.generated import Arithmetic, Files, ReasoningGym
 from oxrl_datasets.published import CONVERTERS, FOLDER, checked
@@ -267,7 +267,7 @@ def _write_actions(asked: Asked, made: MadeActions, origin: Report, chosen: Json
     out = asked.out
     out.mkdir(parents=True, exist_ok=True)
     if made.statistics is not None:
-        write_atomically(out / "statistics.json", json.dumps(made.statistics, indent=2) + "\n")
+        write_atomically(out / "statistics.json", pretty_json(made.statistics))
     if made.code is not None:
         made.code.write(out / "fast.json")
     return _write_rows(asked, made.files, origin, chosen, made.facts)

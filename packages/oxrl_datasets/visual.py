@@ -20,6 +20,7 @@ from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 from oxrl_datasets.generated import Made, counts_of
 
+# Exactly four: raster-world lays one at each of its four ends, in layouts that must not change.
 COLORS = {
     "red": (230, 40, 40),
     "green": (30, 180, 60),

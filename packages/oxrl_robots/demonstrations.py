@@ -130,11 +130,10 @@ class Demonstrations:
             raise DataError(f"{self.environment}: none of {count} episodes of its expert succeeded")
         rows = [row for done in kept for row in self._rows(done)]
         own = self._json("columns")
-        others = self._json("eval_columns")
         evaluated: Rows = []
         for number in range(held_out):
             begins = stable_seed("demonstration eval", seed, number) % 2**31
-            evaluated.append({"prompt": self.prompt, "seed": begins, **others})
+            evaluated.append({"prompt": self.prompt, "seed": begins, **self._json("eval_columns")})
         files = {"sft": rows, "rl": [{"prompt": self.prompt, **own}], "eval": evaluated}
         actions = [seen.action for done in kept for seen in done.steps]
         facts: JsonObject = {
@@ -163,7 +162,9 @@ class Demonstrations:
         steps: list[Seen] = []
         while True:
             state = made.robot_state() if hasattr(made, "robot_state") else None
-            action = plain_action(made.expert())
+            action = made.expert()
+            if not isinstance(action, str):
+                action = [float(number) for number in action]
             step = as_step(made.act([action]))
             steps.append(Seen(read, action, step.reward, state))
             if step.terminated or step.truncated or len(steps) >= self.most_steps:
@@ -213,15 +214,6 @@ class Demonstrations:
 def _close(made: Json) -> None:
     if hasattr(made, "close"):
         made.close()
-
-
-def plain_action(action: Json) -> Json:
-    """An action as JSON has it: a name, or a list of numbers.
-
-    Args:
-        action: a name, an array, or a sequence of numbers.
-    """
-    return action if isinstance(action, str) else [float(number) for number in action]
 
 
 def succeeded(last: Step) -> bool:

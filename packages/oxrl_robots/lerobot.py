@@ -24,7 +24,7 @@ from pathlib import Path
 from oxrl.data.actions import object_in
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject
 from oxrl.errors import DataError
-from oxrl.runs.files import write_atomically
+from oxrl.runs.files import pretty_json, write_atomically
 
 VERSION = "v2.1"
 READ = ("v2.0", "v2.1", "v3.0")
@@ -127,7 +127,7 @@ def write_episodes(directory: Path, episodes: Sequence[RobotEpisode], *, robot: 
     if frames[0].state is not None:
         states: list[Json] = [frame.state for frame in frames]
         stats["observation.state"] = statistics(states)
-    write_atomically(meta / "stats.json", json.dumps(stats, indent=2) + "\n")
+    write_atomically(meta / "stats.json", pretty_json(stats))
 
 
 def read_episodes(directory: Path) -> Iterator[RobotEpisode]:

@@ -29,7 +29,6 @@ from oxrl_datasets.visual import COLORS
 SIDE = 5  # tiles
 TILE = 8  # pixels
 MIDDLE = 2.0
-
 # Action -> the way there, down and right, in tiles; the ends lie in the same order.
 MOVES = {"up": (-1.0, 0.0), "down": (1.0, 0.0), "left": (0.0, -1.0), "right": (0.0, 1.0)}
 ENDS = [(MIDDLE + 2 * down, MIDDLE + 2 * right) for down, right in MOVES.values()]

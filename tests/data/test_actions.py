@@ -227,6 +227,8 @@ def test_demonstrations_have_rows_to_imitate_and_statistics_of_numbers(tmp_path:
         make(None, tmp_path / "none", environment="agent", options='{"command": ["x"]}')
     with pytest.raises(DataError, match="no JSON"):
         make(None, tmp_path / "none", options="{")
+    # Columns of rows that are not made are not read.
+    make(None, tmp_path / "unread", limit=1, eval_rows=0, eval_columns="{")
 
 
 COUNTED = """
