@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
+from oxrl.config.conditions import is_model_folder
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.entry_points import is_ours
 from oxrl.errors import DataError
@@ -17,7 +18,6 @@ from oxrl.modelfiles.folder import (
     CHAT_TEMPLATES,
     hub_commit,
     hub_source,
-    is_reward_model,
     model_files,
     vision_family,
 )
@@ -126,7 +126,7 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
     if cfg.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
-        if is_reward_model(asked.name):
+        if is_model_folder(asked.name):
             # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
             yield from _model_input(f"{asked.field}.name", asked.name, None, {})
     own = list(_own_code(cfg))
@@ -141,7 +141,7 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
 def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:
     """Yield what may be of the user's own: its kind, field and names."""
     for asked in asked_rewards(cfg.reward):
-        if not is_reward_model(asked.name) and not is_ours(REWARD, asked.name):
+        if not is_model_folder(asked.name) and not is_ours(REWARD, asked.name):
             yield REWARD, f"{asked.field}.name", [asked.name]
     if cfg.environment.name:
         yield ENVIRONMENT, ENVIRONMENT.field, [cfg.environment.name]

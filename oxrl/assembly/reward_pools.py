@@ -8,7 +8,6 @@ from pathlib import Path
 from oxrl.assembly.assembly import Assembly
 from oxrl.config.conditions import is_model_folder
 from oxrl.config.sections.reward import AskedReward, asked_rewards
-from oxrl.modelfiles.folder import is_reward_model
 from oxrl.rewards.builtin import STEPS, kind_of
 from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.pools import ScoringPool, SinglePool
@@ -53,7 +52,7 @@ def build_other_reward(assembly: Assembly, name: str) -> SinglePool:
 
     A process reward model chooses by the worst step, Math-Shepherd, arXiv:2312.08935.
     """
-    by_steps = is_reward_model(name) and kind_of(Path(name)) == "process"
+    by_steps = is_model_folder(name) and kind_of(Path(name)) == "process"
     options = {STEPS: "worst"} if by_steps else {}
     changed = {"name": name, "parts": {}, "options": options}
     reward = assembly.cfg.reward.model_copy(update=changed)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from oxrl.config.field import COMPARING, SAMPLING, Condition
+from oxrl.entry_points import is_ours
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import model_config, vision_family
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
+from oxrl.tables.user_code import REWARD
 
 if TYPE_CHECKING:
     from oxrl.config.schema import Config
@@ -25,8 +27,6 @@ C = TypeVar("C", bound=Condition)
 SHARING = "train.share_prefix"
 CODE = "code"
 JUDGE = "judge"
-# Rewards by names that are no folders, whatever else lies beside the run.
-NO_FOLDERS = ("", CODE, JUDGE)
 # By condition, in the order of this file.
 SENTENCES: dict[Condition, str] = {}
 
@@ -268,7 +268,8 @@ def joins_a_cluster(cfg: Config) -> bool:
 
 def is_model_folder(reward: str) -> bool:
     """True if a reward of this name is a trained model."""
-    return reward not in NO_FOLDERS and Path(reward).is_dir()
+    # A name of oxRL's is no folder, whatever else lies beside the run.
+    return reward != "" and not is_ours(REWARD, reward) and Path(reward).is_dir()
 
 
 def generates_answers(cfg: Config) -> bool:

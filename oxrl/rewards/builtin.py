@@ -88,10 +88,10 @@ def option_problem(name: str, options: Objects) -> str:
     Returns:
         A sentence that names the option and what would be right.
     """
-    if is_reward_model(name):
-        return model_option_problem(name, options)
     row = find_builtin(name)
     if row is None:
+        if is_reward_model(name):
+            return model_option_problem(name, options)
         return f"a reward that is built in takes options, {name} is none" if options else ""
     try:
         with_options(name, row, options)

@@ -119,8 +119,8 @@ class RewardPool(SinglePool):
         self.name = name
         self.field = field
         try:
-            model = Place(Path(name).resolve())
-            self._place = model if is_reward_model(name) else place_of(REWARD, name)
+            is_model = not is_ours(REWARD, name) and is_reward_model(name)
+            self._place = Place(Path(name).resolve()) if is_model else place_of(REWARD, name)
         except ValueError as error:
             raise RewardDefinitionError(f"{field}.name={name}: {error}") from error
         self._code: str | None = None  # what the first worker was started on

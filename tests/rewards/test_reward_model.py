@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from safetensors.torch import load_file
 from small_runs import rl_config
 from thread_cluster import Ray, ThreadCluster
 
+from oxrl.assembly.pins import inputs_of
 from oxrl.commands.train import run
 from oxrl.config import load_config
+from oxrl.config.conditions import is_model_folder
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DeadlineError, RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
+from oxrl.rewards.builtin import option_problem
 from oxrl.rewards.model_pool import ModelPool
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.reward_model_actors import ModelActorPool
@@ -182,6 +186,35 @@ def test_steps_reach_the_advantages_of_rows_that_read_rewards_of_tokens(
         assert len(values) == (max(1, len(steps)) if rule == "mean" else 1)
         seen = max(seen, len(steps))
     assert seen >= 2
+
+
+@pytest.mark.parametrize("name", ["math", "exact"])
+def test_a_name_of_oxrls_means_no_folder_whatever_lies_in_the_working_directory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    cfg = rl_config(tmp_path, "run", reward={"name": name})
+    read = [given.name for given in inputs_of(cfg, {})]
+    folder.rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert option_problem(name, {"steps": "min"}).startswith(f"{name} has no option 'steps'")
+    assert is_model_folder(f"./{name}") and not is_model_folder(name)
+    assert [given.name for given in inputs_of(cfg, {})] == read
+
+
+def test_what_changes_in_a_folder_of_its_name_is_no_change_of_a_reward(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rename(tmp_path / "math")
+    monkeypatch.chdir(tmp_path)
+    asked = [(replace(PROMPT, answer="2"), [completion("#### 2")])]
+    pool = RewardPool("math", timeout_s=30)
+    try:
+        for note in ("before", "after"):
+            (tmp_path / "math" / note).touch()
+            assert [score.value for score in pool.score(asked)[0]] == [1.0]
+            pool.close()  # the next score is of a fresh worker
+    finally:
+        pool.close()
 
 
 def actors_of(model: Any, actors: int) -> ModelActorPool:
