@@ -346,24 +346,29 @@ class EnvironmentPool:
         if self._worker is not None:
             self._drop(self._worker)
         worker = Worker("oxrl.environments.serve", self._printed)
+        try:
+            self._load(worker, patience)
+        except BaseException:
+            worker.end()
+            raise
         self._worker = worker
-        what = f"{self.name} to be loaded"
+        return worker
+
+    def _load(self, worker: Worker, patience: Patience) -> None:
+        """Have a process load the environment."""
         try:
             reply = worker.load(
                 self._request,
                 START_TIMEOUT_S,
                 patience,
-                what,
+                f"{self.name} to be loaded",
                 called="its process",
                 late=NOT_LOADED,
             )
         except NotLoaded as error:
-            self._drop(worker)
             raise ENVIRONMENT.problem(self.name, str(error)) from error
         if "failed" in reply:
-            self._drop(worker)
             raise EnvironmentDefinitionError(str(reply["failed"]))
-        return worker
 
     def _drop(self, worker: Worker) -> str:
         """Kill a worker and its episodes."""

@@ -292,7 +292,8 @@ class Worker:
             how = self.end(LAST_WORDS_S)
             raise NotLoaded(f"{called} ended while loading it ({how})") from error
         except SuspectWorker as error:
-            raise NotLoaded(f"while loading it {called} {error}") from error
+            how = self.end(LAST_WORDS_S)
+            raise NotLoaded(f"while loading it {called} {error} ({how})") from error
 
     def ends_by_itself(self, patience_s: float) -> bool:
         """Wait for the process to end; True if it does within `patience_s` seconds."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
-from oxrl.errors import EnvironmentDefinitionError
+from oxrl.errors import EnvironmentDefinitionError, Stopped
 from oxrl.runs.waiting import Patience
 from oxrl.tables.user_code import ENVIRONMENT
 from oxrl.types import Prompt
@@ -162,6 +162,14 @@ def test_when_the_process_that_starts_episodes_dies_the_next_one_starts_another(
     assert answer(new) == "1 go"
 
 
+def test_after_a_stop_while_it_is_loaded_the_next_one_loads_it_anew(open_pool: Open) -> None:
+    pool = open_pool("time.sleep(1.0)\n" + COUNTER)
+    with pytest.raises(Stopped):
+        pool.open(Patience(lambda: True))
+    new, _ = began(pool)
+    assert answer(new) == "1 go"
+
+
 def test_an_episode_that_prints_much_is_not_held_up(open_pool: Open) -> None:
     pool = open_pool(timeout_s=10.0)
     episode, _ = began(pool)
@@ -224,6 +232,11 @@ def test_what_is_no_step_is_refused_with_what_it_is(
         ),
         ("class Made:\n    def step(self, text): ...", "no method reset"),
         ("import os\nclass Made: ...\nos._exit(4)", r"ended while loading it \(exit code 4\)"),
+        (
+            "class Made: ...\nprint('hello', flush=True)\nfor fd in range(3, 50):\n"
+            "    try: os.write(fd, b'junk\\n')\n    except OSError: pass\nos._exit(4)",
+            r"while loading it its process sent .*junk.*\(exit code 4; it printed last: hello",
+        ),
         (
             "class Made:\n    def __init__(self, need): ...\n"
             "    def reset(self, prompt, seed): ...\n    def step(self, text): ...",
