@@ -112,9 +112,11 @@ def _imported(file: Path, folder: Path) -> Iterator[Names]:
                 origin = (*start, *(module.split(".") if module else ()))
                 yield origin
                 yield from ((*origin, alias.name) for alias in names)
-            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
-                if ast.unparse(function).rpartition(".")[2] in IMPORTERS:
-                    yield tuple(name.split("."))
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called),
+                args=[ast.Constant(value=str(name)), *_],
+            ) if called in IMPORTERS:
+                yield tuple(name.split("."))
             case _:
                 pass
 

@@ -40,6 +40,7 @@ def write(folder: Path, **files: str) -> None:
         ("import chain", ["beside.py", "chain.py"]),
         ("import importlib; importlib.import_module('beside')", ["beside.py"]),
         ("beside = __import__('beside')", ["beside.py"]),
+        pytest.param("import beside\n''" + 900 * ".strip(' ')", ["beside.py"], id="long chain"),
         ("import ring", ["ring.py"]),
         ("import broken", ["broken.py"]),
         ("'import beside'", []),
