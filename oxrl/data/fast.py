@@ -181,9 +181,11 @@ def code_of(fields: Json, path: Path) -> FastCode:
     known = all(
         0 <= min(merge) and max(merge) < singles + rank for rank, merge in enumerate(merges)
     )
+    known = known and len({*found.pieces}) == len(found.pieces)
     if min(found.chunk, found.size, singles) < 1 or not 0 < found.scale < math.inf or not known:
         raise DataError(
-            f"{path} holds no code of FAST: numbers out of range, or a merge of nothing"
+            f"{path} holds no code of FAST: numbers out of range, a merge of nothing, or two "
+            "merges that make the same piece"
         )
     return found
 

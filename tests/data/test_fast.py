@@ -249,6 +249,16 @@ def test_a_damaged_code_is_refused(
         read_code(path)
 
 
+def test_two_ways_to_one_piece_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fast.json"
+    merges = (Merge(1, 2), Merge(0, 1), Merge(0, 3), Merge(4, 2))
+    FastCode(chunk=3, size=1, scale=1.0, least=0, most=2, merges=merges[:3]).write(path)
+    assert read_code(path).joined([0, 1, 2]) == [5]
+    FastCode(chunk=3, size=1, scale=1.0, least=0, most=2, merges=merges).write(path)
+    with pytest.raises(DataError, match="two merges that make the same piece"):
+        read_code(path)
+
+
 def test_too_few_pieces_are_refused_with_what_to_change() -> None:
     with pytest.raises(DataError, match="fast=5 is too few.*fast_scale below 10"):
         fit(smooth(50), pieces=5, scale=10.0)
