@@ -41,7 +41,7 @@ from oxrl.types import (
     Scores,
     ScoreStatus,
 )
-from oxrl.usercode.given import given, is_here, load_request, packed
+from oxrl.usercode.given import FIELD, is_given, load_request
 from oxrl.usercode.locate import Place, place_of
 from oxrl.usercode.messages import Json
 from oxrl.usercode.user_code import MOST_REASON, capped
@@ -91,7 +91,8 @@ class RewardPool(SinglePool):
     """Scores groups of completions with a reward, in as many processes as it has workers.
 
     A late sample is killed and gets status "timeout"; a worker that dies gives status "error"; both
-    are replaced and the others go on. Usable from any thread, one call at a time.
+    are replaced and the others go on. Usable from any thread, one call at a time. `request` is what
+    a worker is sent first.
 
     Args:
         name: as of `find_reward`.
@@ -124,7 +125,7 @@ class RewardPool(SinglePool):
         except ValueError as error:
             raise RewardDefinitionError(f"{field}.name={name}: {error}") from error
         self._code: str | None = None  # what the first worker was started on
-        self._request = load_request(REWARD, name, options or {})
+        self.request = load_request(REWARD, name, options or {})
         self._size = workers
         self._timeout_s = timeout_s
         # When a worker is killed.
@@ -133,7 +134,7 @@ class RewardPool(SinglePool):
         if row and row.keeps_time:
             # A case of a program that has not begun then does not hold. The last one may wait for
             # its turn and is judged, and both once more.
-            self._request["options"].setdefault("total_s", timeout_s)
+            self.request["options"].setdefault("total_s", timeout_s)
             self._most_s = 5 * timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced
@@ -260,7 +261,7 @@ class RewardPool(SinglePool):
         what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
         load = partial(worker.load, patience=patience, what=what, called="its worker")
         try:
-            reply = self._loaded(load(self._request, START_TIMEOUT_S, late=NOT_LOADED))
+            reply = self._loaded(load(self.request, START_TIMEOUT_S, late=NOT_LOADED))
             per_sample = bool(reply["per_sample"])
             limit_s = self._timeout_s * (1 if per_sample else DRY_GROUP)
             late = (
@@ -450,8 +451,9 @@ def users_pool(
     Raises:
         RewardDefinitionError: as of `RewardPool`.
     """
-    if is_here(name) and packed(given(name, REWARD.noun)) is None:
-        from oxrl.rewards.own_function import OwnFunctionPool  # others can leave this process
+    pool = RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    if not is_given(name) or FIELD in pool.request:
+        return pool
+    from oxrl.rewards.own_function import OwnFunctionPool  # others can leave this process
 
-        return OwnFunctionPool(name, options, field)
-    return RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    return OwnFunctionPool(name, options, field)
