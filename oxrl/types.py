@@ -25,6 +25,7 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
@@ -39,6 +40,10 @@ TokenIds = tuple[int, ...]
 Names = tuple[str, ...]
 # With a role and a content.
 ChatMessage = Mapping[str, str]
+# Who speaks.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What an image is called once it is known: the SHA-256 of its bytes.
+IMAGE_NAME = re.compile("[0-9a-f]{64}")
 # By name, of any kind: what is only read (nothing is known of a value that is an object), and what
 # is being made. Then texts that are being collected.
 Named = Mapping[str, Any]

@@ -7,7 +7,6 @@ kept in the run directory, `images/<name>`; until then only the place that it ca
 from __future__ import annotations
 
 import base64
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +35,7 @@ from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.tables.vision import PATCHES
-from oxrl.types import Named, Ragged, TensorMap, TokenBatch
+from oxrl.types import IMAGE_NAME, Named, Ragged, TensorMap, TokenBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from oxrl.tables.vision import VisionFamily
 
 FOLDER = "images"
-NAME = re.compile("[0-9a-f]{64}")
 # Bytes of pixels that are held in memory, ready to be used again.
 HELD_BYTES = 2**29
 
@@ -218,7 +216,7 @@ class ImageStore:
 
     def _named(self, reference: Json) -> bytes | None:
         """Find the bytes of an image that a row calls by its name, as rows of an earlier run do."""
-        if not isinstance(reference, str) or not NAME.fullmatch(reference):
+        if not isinstance(reference, str) or not IMAGE_NAME.fullmatch(reference):
             return None
         kept = self.folder is not None and (self.folder / reference).is_file()
         return self._content(reference) if kept or reference in self._texts else None
@@ -269,6 +267,8 @@ class ImageStore:
         for name in self._texts.keys() - set(names):
             del self._texts[name]
             del self._sources[name]
+            if name in self._held:
+                self._held_bytes -= _size(self._held.pop(name))
         for name, content in contents.items():
             if name not in self._texts:
                 self._know(name, self.reader.features(decoded(content, self._rules)), content)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record
+from oxrl.types import ROLES
 
 Message = Fields
 Messages = tuple[Message, ...]
@@ -13,7 +14,6 @@ MessageList = list[Message]
 MessageSequence = Sequence[Message]
 Tools = tuple[Message, ...]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 EXPECTED_MESSAGES = (
     'a list of {"role": ' + " | ".join(f'"{role}"' for role in ROLES) + ', "content": text}'
 )

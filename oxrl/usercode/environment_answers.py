@@ -9,19 +9,16 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from oxrl.types import IMAGE_NAME, ROLES
 from oxrl.usercode.environments import Message, Step
 
 Part = Mapping[str, Any]
-# What an image is called once it is known: the SHA-256 of its bytes.
-NAME = re.compile("[0-9a-f]{64}")
 FORMS = "an array of uint8 [height, width, 3] or [height, width], a PIL image, a path, or bytes"
-ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = tuple(field.name for field in dataclasses.fields(Step))
 # What a step that is no Step has to have.
 REQUIRED = tuple(name for name in FIELDS if name not in ("after", "executed", "success"))
@@ -162,7 +159,7 @@ def _as_image(part: Part, what: str) -> Part:
     if isinstance(part.get("base64"), str):
         return {"type": "image", "base64": part["base64"]}
     found = part.get("image", part.get("path", part.get("bytes")))
-    if isinstance(found, str) and NAME.fullmatch(found):
+    if isinstance(found, str) and IMAGE_NAME.fullmatch(found):
         return {"type": "image", "image": found}
     content = image_content(found, what)
     return {"type": "image", "base64": base64.b64encode(content).decode()}

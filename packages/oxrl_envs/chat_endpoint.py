@@ -22,9 +22,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from oxrl.data.tool_calls import TAGGED, ToolCall, find_calls
+from oxrl.types import ROLES
 
 Json = dict[str, Any]
-ROLES = ("system", "developer", "user", "assistant", "tool")
 PATH = "/v1/chat/completions"
 # Longest request, in bytes.
 MOST_BODY = 1 << 24

@@ -493,3 +493,23 @@ def test_images_of_another_process_are_held_as_long_as_they_are_needed(tmp_path:
     assert images.contents([green, blue]) == {green: contents[green], blue: contents[blue]}
     with pytest.raises(DataError, match=f"no image {red}"):
         images.contents([red])
+
+
+def test_an_image_that_goes_and_comes_again_takes_the_room_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = {
+        hashlib.sha256(data).hexdigest(): data
+        for data in (png(32, 32, color) for color in ("red", "green"))
+    }
+    red, green = content
+    images = store()
+    images.hold_only(content, content)
+    size = sum(tensor.nbytes for tensor in images.features(red).tensors.values())
+    monkeypatch.setattr("oxrl.data.image_store.HELD_BYTES", 3 * size)
+    for _ in range(5):
+        images.hold_only({}, [])
+        images.hold_only(content, content)
+    held = images.features(red)
+    images.features(green)
+    assert images.features(red) is held
