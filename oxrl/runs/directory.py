@@ -459,7 +459,8 @@ class Start:
             return
         names = dict.fromkeys([*config, *(change.name for change in inputs)])
         again = command_line(["--resume", *(f"--accept-changes={name}" for name in names)])
-        may_change = ", ".join(sorted(self.allowed.rules.keys() - {"run.steps"}))
+        free = self.allowed.rules.keys() - {"run.steps"}
+        may_change = ", ".join(sorted(path for path in free if "." in path))
         raise RunDirectoryError(
             "\n".join(lines)
             + "\nResuming would mix two runs. Set these back to resume, or start a new run: add "

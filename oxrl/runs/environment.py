@@ -55,13 +55,14 @@ def environment() -> Json:
     cpus = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
         cpus = len(os.sched_getaffinity(0))
+    folders = filter(os.path.isdir, sys.path)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "host": platform.node(),
         "cpus": cpus,
-        "packages": versions(),
+        "packages": versions(*map(os.path.getmtime, folders)),
         "torch": torch_state(),
         "git": git_state(Path(__file__).resolve().parent),
         "command": command_line(),
@@ -70,8 +71,12 @@ def environment() -> Json:
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Return the version of each package that a run may depend on, where it is installed."""
+def versions(*changed: float) -> dict[str, str]:
+    """Return the version of each package that a run may depend on, where it is installed.
+
+    Args:
+        changed: when the folders of packages did: what is found stays true until then.
+    """
     found: dict[str, str] = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

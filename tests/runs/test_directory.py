@@ -19,6 +19,7 @@ from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
 from oxrl.config.reads import resume_rules
+from oxrl.config.schema import FIELDS
 from oxrl.errors import RunDirectoryError
 from oxrl.flat_config import differences, flatten_config
 from oxrl.runs.directory import Allowed, open_run
@@ -124,7 +125,9 @@ def test_a_config_that_means_another_run_is_refused_with_every_difference(tmp_pa
     start(tmp_path)
     other = CONFIG.replace("seed: 0", "seed: 1").replace("lr: 1.0e-06", "lr: 1.0e-05, gamma: 0.9")
     with pytest.raises(RunDirectoryError) as error:
-        open_run(tmp_path, other, resume=True)
+        open_run(tmp_path, other, resume=True, allowed=Allowed(resume_rules()))
+    listed = str(error.value).partition("these may change: ")[2].removesuffix(".)").split(", ")
+    assert "run.threads" in listed and set(listed) <= FIELDS.keys()
     assert "run.seed: 0 in config.yaml, 1 now" in str(error.value)
     assert "train.lr: 1e-06 in config.yaml, 1e-05 now" in str(error.value)
     assert "train.gamma: None in config.yaml, 0.9 now" in str(error.value)
@@ -283,6 +286,17 @@ def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> Non
     for process in processes:
         process.join()
     assert answers == ["opened", "refused", "refused"]
+
+
+def test_what_is_installed_between_two_runs_is_in_the_record_of_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment()["packages"].get("vllm") != "9.8.7"
+    installed = tmp_path / "vllm-9.8.7.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.8.7\n")
+    assert environment()["packages"]["vllm"] == "9.8.7"
 
 
 def test_no_secret_reaches_the_environment_record(monkeypatch: pytest.MonkeyPatch) -> None:
