@@ -13,7 +13,7 @@ from small_runs import final_files, metric_lines, sft_config
 from test_kill_and_resume import _kill_when, _start, _uninterrupted
 
 from oxrl.checkpoint import shares
-from oxrl.checkpoint.verify import latest_checkpoint
+from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointWriteError
@@ -62,6 +62,31 @@ def test_training_goes_on_while_a_slow_disk_writes_and_ends_with_the_same_bytes(
     assert second[0] >= 1 and second[-1] > 1  # the next step was done while it was written
     assert metric_lines(meanwhile.run.directory) == metric_lines(waiting.run.directory)
     assert final_files(meanwhile.run.directory) == final_files(waiting.run.directory)
+
+
+def test_a_checkpoint_is_whole_beside_which_the_best_weights_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = {"steps": 2, "eval_every": 1, "keep_best": True}
+    data = {"eval": str(tmp_path / "chats.jsonl")}
+    cfg = sft_config(tmp_path, "meanwhile", ASYNC, run=evaluated, data=data)
+    kept: list[int] = []
+
+    def put(descriptor: int, data: memoryview, offset: int) -> int:
+        """A slow disk, but for the best weights."""
+        if "best" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            kept.append(lines(cfg))
+        elif lines(cfg):
+            time.sleep(0.002)
+        return os.pwrite(descriptor, data, offset)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(shares, "put", put)
+        run(cfg)
+    assert set(kept) == {0, 1}
+    for step in (1, 2):
+        saved = cfg.run.directory / "checkpoints" / f"step_{step:08d}"
+        assert verify_checkpoint(saved) == []
 
 
 def test_a_disk_that_hangs_is_told_from_a_slow_one_and_leaves_the_checkpoint_before(
