@@ -26,7 +26,6 @@ from typing import Any
 from oxrl.runs.files import Json
 
 FORMAT = "oxrl-checkpoint-1"
-MANIFEST_FILE = "manifest.json"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 PARTS_FILE = "parts.json"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from oxrl.checkpoint.format import (
     FORMAT,
-    MANIFEST_FILE,
     PARTS_FILE,
     contents,
     manifest_hash,
@@ -23,7 +22,7 @@ from oxrl.checkpoint.format import (
 )
 from oxrl.errors import NoCheckpointError
 from oxrl.modelfiles.hub import file_hash
-from oxrl.runs.checkpoints import list_checkpoints
+from oxrl.runs.checkpoints import MANIFEST_FILE, list_checkpoints
 from oxrl.runs.files import Json, json_object
 
 logger = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ def _read_manifest(path: Path) -> Json | None:
     manifest: Json = {}
     if path.is_file():
         manifest = json_object(path.read_bytes()) or {}
-    body = {name: manifest.get(name) for name in MANIFEST_TYPES}
+    body: Json = {name: manifest.get(name) for name in MANIFEST_TYPES}
     types = {name: type(value) for name, value in body.items()}
     if types != MANIFEST_TYPES or {type(entry) for entry in body["files"].values()} - {dict}:
         return None
@@ -156,7 +155,7 @@ def _difference(file: Path | None, entry: Json) -> str | None:
     noted = entry.get("bytes")
     if size != noted:
         return f"is {size} bytes, the manifest says {noted}: it was cut or overwritten"
-    if "sha256" in entry and file_hash(file) != entry.get("sha256"):
+    if "sha256" in entry and file_hash(file) != entry["sha256"]:
         return "has the right size but other contents than were written (sha256 differs)"
     return None
 

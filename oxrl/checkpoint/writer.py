@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 
 from oxrl.checkpoint.format import (
     FORMAT,
-    MANIFEST_FILE,
     PARTS_FILE,
     contents,
     manifest_hash,
@@ -30,7 +29,7 @@ from oxrl.errors import (
     RunDirectoryError,
 )
 from oxrl.modelfiles.hub import file_hash
-from oxrl.runs.checkpoints import list_checkpoints, locked
+from oxrl.runs.checkpoints import MANIFEST_FILE, list_checkpoints, locked
 from oxrl.runs.files import Json, clear, fsync, make_folder, pretty_json, read_records
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class CheckpointWriter:
         self._step = step
         # As it is now: training may go on before this is written.
         self._state = pretty_json(dict(state))
-        self._offsets = dict(offsets)
+        self._offsets = offsets
         self._keep = keep
         self._final = root / f"step_{step:08d}"
         self._temporary = root / f".tmp-{self._final.name}"

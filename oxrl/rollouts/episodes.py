@@ -217,7 +217,7 @@ class EpisodeEngine:
         """See RolloutEngine; and how many episodes ended in which way, after how many turns."""
         counted = self._counted
         self._counted = nothing_counted()
-        return self._engine.metrics() | counted
+        return {**self._engine.metrics(), **counted}
 
     def close(self) -> None:
         """Drop every episode and end the processes of the environment; the engine inside stays."""

@@ -16,6 +16,8 @@ from oxrl.flat_config import recorded_config
 from oxrl.runs.files import clear
 
 CHECKPOINTS = "checkpoints"
+# Written last into a checkpoint; it makes a folder one.
+MANIFEST_FILE = "manifest.json"
 NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -29,7 +31,7 @@ def is_checkpoint(folder: Path) -> bool:
     """Tell whether `folder` is a checkpoint, or what a training engine wrote, healthy or not."""
     if (folder / "trainer_state.json").is_file():
         return True
-    return (folder / "manifest.json").is_file() and (folder / "state.json").is_file()
+    return (folder / MANIFEST_FILE).is_file() and (folder / "state.json").is_file()
 
 
 def is_run(folder: Path) -> bool:
@@ -42,7 +44,7 @@ def is_run(folder: Path) -> bool:
         started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
     except OSError as error:
         raise RunDirectoryError(f"{folder} cannot be read: {error.strerror}") from error
-    saved = list_checkpoints(folder / "checkpoints")
+    saved = list_checkpoints(folder / CHECKPOINTS)
     return started or any(is_checkpoint(path) for _, path in saved)
 
 

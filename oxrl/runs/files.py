@@ -34,9 +34,9 @@ from typing import IO, Any
 
 from oxrl.errors import RunDirectoryError
 
-# A JSON object, as it is read or about to be written.
 # One line of a file of records, to be written.
 Record = Mapping[str, object]
+# A JSON object, as it is read or about to be written.
 Json = dict[str, Any]
 # How a number that is not finite stands in a record.
 NOT_FINITE = ("nan", "inf", "-inf")

@@ -227,6 +227,7 @@ def test_of_fasts_tokens_those_that_stand_for_no_actions_are_counted_and_trained
     done = generate(engine, asked, deadline_s=60)
     metrics = engine.metrics()
     # Of each episode the second turn has too few pieces, and the third ends it: it has no end.
+    assert type(metrics) is dict  # asked for one that is not there, it makes none
     assert metrics[UNDECODED] == 4 and UNDECODED not in engine.metrics()
     batch = to_rollout_batch(scored(asked, done), pad_id=PAD)
     middle = FAST.text([[0.0, 2.0]] * 2)
