@@ -149,12 +149,8 @@ class ShareWriter:
                 return
         shares = self._ranks.gather((self._not_finite, self._parts))
         not_finite = sum((counts for counts, _ in shares), Counter[tuple[str, int]]())
-        first = next(iter(not_finite), None)
-        if first is not None:
-            weight, values = first
-            raise NonFiniteError(
-                f"{weight}: {not_finite[first]} of {values} values are NaN or infinite"
-            )
+        for (weight, values), wrong in not_finite.items():
+            raise NonFiniteError(f"{weight}: {wrong} of {values} values are NaN or infinite")
         if self._ranks.first:
             write_parts(self._directory, [parts for _, parts in shares])
 

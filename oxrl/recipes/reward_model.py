@@ -16,6 +16,7 @@ from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.recipes.offline_loop import Learner, Memory, Stepped
+from oxrl.recipes.preference_evaluation import wins
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
@@ -53,8 +54,7 @@ class OutcomeLearner(Learner[Judged]):
             scores = required(self.engine.forward(inputs, WANT).bootstrap, "model output")
             found.append(scores[0::2] - scores[1::2])
         gaps = torch.cat(found)
-        wins = (gaps.sign() + 1) / 2
-        return {"eval/accuracy": float(wins.mean()), "eval/margin": float(gaps.mean())}
+        return {"eval/accuracy": float(wins(gaps)), "eval/margin": float(gaps.mean())}
 
 
 class ProcessLearner(Learner[Steps]):

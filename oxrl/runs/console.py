@@ -346,8 +346,7 @@ def sample_text(line: Record) -> str:
 
 
 def _one_line(value: object) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return shown(text).replace("\n", LINE_END).replace("\t", " ")
+    return shown(str(value)).replace("\n", LINE_END).replace("\t", " ")
 
 
 def phase_shares(metrics: Metrics) -> Iterator[str]:
