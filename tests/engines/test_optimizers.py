@@ -5,6 +5,7 @@ ranks, and through checkpoints.
 from __future__ import annotations
 
 import json
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,17 @@ def test_moments_of_eight_bits_lead_where_those_of_float32_do() -> None:
         assert off < 0.05, name
     held = trainers[0]._adam.state[trainers[0].model.model.layers[0].mlp.up_proj.weight]
     assert held["exp_avg_code"].dtype == torch.uint8
+
+
+def test_an_optimizer_of_many_weights_is_made_in_no_time() -> None:
+    named = {f"w{i}": nn.Parameter(torch.zeros(1, 1)) for i in range(4000)}
+    rules = dict.fromkeys(named, "muon")
+    decays = dict.fromkeys(named, 0.1)
+    options = TrainerOptions(lr=1e-2, rates={"w7": 0.5})
+    began = time.monotonic()
+    made = OneByOne(named, rules, decays, options, place=PieceOfWeight, whole=torch.clone)
+    assert time.monotonic() - began < 1
+    assert [group["rate"] for group in made.param_groups[6:9]] == [1.0, 0.5, 1.0]
 
 
 def test_adamw_on_one_weight_at_a_time_is_adamw() -> None:

@@ -69,16 +69,20 @@ class OneByOne(torch.optim.Optimizer):
             }
             for name, weight in named.items()
         ]
-        super().__init__(groups, {"lr": options.lr, "index": 0})
+        super().__init__(groups, {})
         self.changes: dict[Parameter, Tensor] = {}
         self._options = options
         self._place = place
         self._whole = whole
         self._eight_bit = EightBit(options) if "adamw_8bit" in rules.values() else None
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the group of one weight; torch's own looks for it in every group before."""
+        self.param_groups.append(param_group)
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Step every weight that has a gradient; a group's "index" is that of the step."""
+        """Step every weight that has a gradient; a group has the "lr" and "index" of the step."""
         for group in self.param_groups:
             [weight] = group["params"]
             if weight.grad is not None:
