@@ -523,6 +523,19 @@ def test_a_checkpoint_loads_where_more_weights_are_frozen(
         assert torch.equal(left[name], weight) == ("embed" not in name), name
 
 
+def test_a_checkpoint_needs_no_other_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no such folder"))
+    trainer = _hf_trainer()
+    for step in ("step_0", "step_1"):
+        trainer.save(tmp_path / step)
+    first, second = (
+        {file.name: file.read_bytes() for file in (tmp_path / step).iterdir()}
+        for step in ("step_0", "step_1")
+    )
+    assert first == second
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= first.keys()
+
+
 @pytest.mark.parametrize("wrong", ["a full disk", "a weight that is no number"])
 def test_a_save_leaves_alone_what_is_being_written_beside_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str

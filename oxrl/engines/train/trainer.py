@@ -446,11 +446,12 @@ class Trainer(ABC):
         self, directory: Path, adam_steps: Mapping[str, int], weights: FileLayouts
     ) -> None:
         """Write what belongs beside the tensors, and is small."""
+        directory.mkdir(parents=True, exist_ok=True)
         if not self._description:
-            with TemporaryDirectory() as made:
+            # On the disk of the checkpoint: another may be full, or not be there.
+            with TemporaryDirectory(dir=directory) as made:
                 self._write_description(Path(made), weights)
                 self._description = _contents(Path(made))
-        directory.mkdir(parents=True, exist_ok=True)
         for name, content in self._description.items():
             file = directory / name
             file.parent.mkdir(parents=True, exist_ok=True)
