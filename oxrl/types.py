@@ -89,10 +89,15 @@ class Prompt:
     messages: tuple[ChatMessage, ...]
     token_ids: TokenIds
     answer: Any = None
-    images: tuple[str, ...] = ()
+    images: Names = ()
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
+
+    @property
+    def question(self) -> Any:
+        """Return what the last message says: a text, or parts of text and images."""
+        return self.messages[-1]["content"] if self.messages else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +171,7 @@ class Segment:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     origin: Literal["policy", "environment"] = "policy"
-    images: tuple[str, ...] = ()
+    images: Names = ()
     reward: float | None = None
     turn: int = 0
     context: TokenIds | None = None

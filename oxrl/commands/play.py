@@ -157,7 +157,7 @@ def option_overrides(
 def record(request: Request, completion: Completion, score: Score) -> Json:
     """Collect what there is to see of an episode."""
     return {
-        "prompt": request.prompt.messages[-1]["content"],
+        "prompt": request.prompt.question,
         "sample": request.sample,
         "opening": [dict(message) for message in completion.opening],
         "turns": [vars(turn) for turn in completion.turns],

@@ -174,7 +174,7 @@ def _trl(function: RewardFunction, taken: Signature) -> Form:
         fields = known | dict(prompt.metadata)
         values: Values = {name: [fields[name]] * count for name in fields if name not in RESERVED}
         if prompt.plain:
-            values["prompts"] = [prompt.messages[-1]["content"]] * count
+            values["prompts"] = [prompt.question] * count
             values["completions"] = texts
         else:
             values["prompts"] = [[dict(message) for message in prompt.messages]] * count

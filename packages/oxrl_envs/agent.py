@@ -123,8 +123,7 @@ class AgentEnvironment(Environment):
         self._endpoint.close()
 
     def _start(self, prompt: Prompt, seed: int) -> None:
-        last = prompt.messages[-1]["content"] if prompt.messages else ""
-        row = {"prompt": last, "answer": prompt.answer, "uid": prompt.uid, "seed": seed}
+        row = {"prompt": prompt.question, "answer": prompt.answer, "uid": prompt.uid, "seed": seed}
         known = {"messages": list(prompt.messages), "metadata": dict(prompt.metadata)}
         address = {
             "OPENAI_BASE_URL": self._endpoint.url,

@@ -5,7 +5,9 @@ raise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loaded_rewards import load_reward
@@ -88,6 +90,17 @@ def test_rewards_may_be_async(load: Load, second: str) -> None:
         f"async def score(prompt, {second}):\n    await asyncio.sleep(0)\n    return {value}"
     )
     assert [score.value for score in reward(PROMPT, GROUP)] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("messages", "question"), [(PROMPT.messages * 2, "2+2"), ((), "")], ids=["some", "none"]
+)
+def test_a_reward_may_ask_a_prompt_for_its_question(
+    load: Load, messages: tuple[Any, ...], question: str
+) -> None:
+    reward = load(f"def score(prompt, completion): return prompt.question == {question!r}")
+    [score] = reward(replace(PROMPT, messages=messages), GROUP[:1])
+    assert score.value == 1.0
 
 
 @pytest.mark.parametrize(
