@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -85,15 +86,14 @@ def read_weights_and_moments(
         CheckpointError: something is missing, unknown, or of another shape or dtype.
     """
     kinds = {kind for types in kept.values() for kind in types}
-    found: dict[str, dict[str, StoredTensor]] = {name: {} for name in expected}
+    found: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for kind in kinds:
         pattern = f"optimizer_{kind}-*.safetensors"
         for name, tensor in stored_in_folder(directory, pattern, KEPT_TYPES).items():
-            found.setdefault(name, {})[kind] = tensor
+            found[name][kind] = tensor
     for name in state.adam_steps:
         held = {
-            kind: WeightType(tensor.shape, tensor.dtype)
-            for kind, tensor in found.get(name, {}).items()
+            kind: WeightType(tensor.shape, tensor.dtype) for kind, tensor in found[name].items()
         }
         # A weight that is no longer trained needs nothing but itself.
         needed = kept.get(name, {})

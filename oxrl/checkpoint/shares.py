@@ -105,9 +105,9 @@ class ShareWriter:
             if self._ranks.first:
                 prepare()
                 create_files(self._directory, self._files)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError):
             self._ranks.agree(False)
-            raise error
+            raise
         begun = self._ranks.agree(True)
         if begun:
             self._thread.start()

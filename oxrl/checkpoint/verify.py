@@ -115,13 +115,12 @@ def why_not_best(run: Path, step: int) -> str:
     best = run / "best"
     if not best.is_dir() or best.is_symlink():
         return "it is gone"
-    inside = contents(best)
     manifest = _read_manifest(best / MANIFEST_FILE)
     if manifest is None:
         return "its manifest.json is missing or damaged"
     if manifest["step"] > step:
         return f"it is of step {manifest['step']}, after the checkpoint that is gone back to"
-    problems = _changed_files(inside, manifest["files"]) or every_part(best)
+    problems = _changed_files(contents(best), manifest["files"]) or every_part(best)
     return problems[0] if problems else ""
 
 
