@@ -24,4 +24,5 @@ def sample_seed(run_seed: int, draw: int, sample: int) -> int:
         draw: the prompt's global position in the data order.
         sample: position among the samples of the prompt.
     """
+    # The zeros stood for more once: they keep the seeds, and so the samples, of earlier runs.
     return stable_seed("sample", run_seed, draw, sample, 0, 0)

@@ -226,7 +226,10 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 class _Options(NamedTuple):
-    """Everything of `chunked_head` that has no gradient; of the head, all but weight and bias."""
+    """Everything of `chunked_head` but its tensors with gradients.
+
+    Weight and bias of the head are among those: they are not read from `head`.
+    """
 
     head: Head
     temperature: float = 1.0

@@ -221,7 +221,7 @@ def of_responses(weigh: Callable[..., Tensor]) -> Weights:
     """
 
     @wraps(weigh)
-    def cell(response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any) -> Tensor:
+    def cell(response_mask: Tensor, group_ids: Tensor, **numbers: Any) -> Tensor:
         return weigh(response_mask, **numbers)
 
     return cell

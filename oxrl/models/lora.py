@@ -32,8 +32,9 @@ from oxrl.models.vision_network import language_linears
 from oxrl.models.weights import IN_MODEL, adapted_layers, plain_name
 from oxrl.types import TensorMap
 
-# Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,
-# which reads adapters too, would leave out magnitudes that are called as peft does.
+# Of a layer with DoRA. peft writes this name without `IN_FILE` of models/weights.py and reads it
+# either way; transformers, which reads adapters too, would leave out magnitudes that are called as
+# peft does.
 MAGNITUDE = ".lora_magnitude_vector"
 ALL_LINEAR = "all-linear"
 

@@ -1,8 +1,9 @@
 """The engines: what each needs installed, and what it can do.
 
-Pure data. Configuration, checks, memory plan and `assembly/assembly.py` read it, so a new engine is
-a class that passes tests/engines/test_conformance.py, a row here, and its name in the type above
-the table.
+Pure data, which configuration, checks and memory plan read. A new training engine is a class that
+passes tests/engines/test_conformance.py, a row here, its name in the type above the table, and its
+class in `trainer_class` of `assembly/assembly.py`; a sampler's class is chosen in `sampler_here` of
+`assembly/sampler_processes.py`.
 """
 
 from __future__ import annotations

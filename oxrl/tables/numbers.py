@@ -1,9 +1,9 @@
 """Every number of an algorithm, declared once: its name, default, bounds, unit, meaning and source.
 
 A function of `oxrl.functional` takes its default from here (`clip_low: float = CLIP_LOW.default`),
-a cell of the tables names the numbers it reads, and `oxrl.config` makes the fields of `train` from
-them. A cell with a default of its own has a constant of its own, made by `at`. Pure data: imports
-nothing of oxRL.
+a cell of the tables names the numbers it reads, and a field of `oxrl/config/sections/train.py` is
+made of one (`weight_min: float = number(declared.WEIGHT_MIN)`). A cell with a default of its own
+has a constant of its own, made by `at`. Pure data: imports nothing of oxRL.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Row:
         return self.correction != "none" or self.denominator == "rollout" or interpolates
 
     @cached_property
-    def defaults(self) -> dict[str, Value]:
+    def defaults(self) -> Mapping[str, Value]:
         """Field of `train` -> default, of every number that the row reads.
 
         A part that the row of the table does not have was chosen by hand: its own defaults hold,

@@ -48,7 +48,8 @@ ENVIRONMENT = Kind(
     forms="{} or path.py:Class (such as my_game.py:Guess)",
     error=EnvironmentDefinitionError,
 )
-# Losses of the table are found by `oxrl.recipes.objective`, before anybody asks here.
+# Only of rows that say `has_own_loss`; losses of the table are found without, see
+# oxrl/recipes/rare_cells.py.
 GATE = Kind(
     noun="gate",
     field="train.loss",

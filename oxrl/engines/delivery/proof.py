@@ -372,7 +372,7 @@ def model_logprobs(model: Module, probe: Probe, images: Images) -> RowLogprobs:
             logits = at_least_float32(model(input_ids=tokens).logits[:, :-1])
         else:
             inputs = probe._replace(rows=some, shown=probe.shown[here]).batch(images)
-            logits = _of_what_may_be(model, inputs.to(device))
+            logits = _logits_it_may_sample(model, inputs.to(device))
         all_logprobs = (logits / probe.temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2).tolist()
         for said, row in zip(logprobs, some, strict=True):
@@ -385,7 +385,7 @@ def _says_all(model: PreTrainedModel) -> bool:
     return family_of(model) is None and not is_restricted(model)
 
 
-def _of_what_may_be(model: PreTrainedModel, inputs: TokenBatch) -> Tensor:
+def _logits_it_may_sample(model: PreTrainedModel, inputs: TokenBatch) -> Tensor:
     """Return logits [B, T - 1, V] of a model that may sample some tokens only: others get none."""
     network = CausalNetwork(model)
     hidden = network.backbone(inputs)

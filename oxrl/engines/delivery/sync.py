@@ -113,7 +113,7 @@ class SyncOptions:
         """Describe the copy that is delivered, or a perturbed one.
 
         Args:
-            strength: how much of it is perturbed, from 0 (nothing) to 1.
+            strength: how much it is perturbed; 0: not at all, else one of `STRENGTHS`.
 
         Returns:
             What to ask the transport for: in the sampler's dtype, of the part of the policy that

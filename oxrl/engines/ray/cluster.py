@@ -72,7 +72,7 @@ Packed = list[tuple[str, torch.dtype, torch.Size, "numpy.ndarray[Any, Any]"]]
 
 
 class Passed:
-    """Bytes of weights and gradients that this process has handed to the object store, or taken."""
+    """Bytes of weights that this process has handed to the object store, or taken."""
 
     bytes = 0
 

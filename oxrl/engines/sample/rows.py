@@ -77,7 +77,7 @@ class Prompts:
         return taken, sum(map(len, missing))
 
     def drop_prefilled(self) -> None:
-        """Forget what was read, not who waits: the next `read` reads it again."""
+        """Forget what was read, not who waits: the next `take` reads it again."""
         self._prefilled.clear()
 
 

@@ -73,6 +73,7 @@ IMAGE_SETTINGS: Mapping[str, object] = {
 }
 # How names of the requests that only score begin, and the longest wait for them.
 SCORING = "oxrl-score-"
+SCORING_S = 120.0
 # What vLLM raises over a weight that it cannot load; of workers in other processes it raises one.
 LOADING_ERRORS = (
     RuntimeError,
@@ -82,7 +83,6 @@ LOADING_ERRORS = (
     AttributeError,
     LineError,
 )
-SCORING_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +430,7 @@ class VllmEngine(Sampler):
         self._engine.engine_core.shutdown()
 
     def _rpc(self, method: str, *inputs: Any) -> list[Any]:
-        """Call a method of `vllm_worker.Worker` on every worker; their answers."""
+        """Call a method of `vllm_worker.WorkerExtension` on every worker; their answers."""
         return self._engine.collective_rpc(method, args=inputs)
 
     def _work(self) -> None:

@@ -23,6 +23,8 @@ from oxrl.types import Tensors, TokenBatch, Want
 
 # Runs a model and raises where something is wrong with it.
 Check = Callable[[], None]
+# Activations that are smaller are not worth a copy.
+FEWEST_BYTES = 1 << 16
 
 
 class Reader(Module):
@@ -98,10 +100,6 @@ def _attention_kept(
     second has what computes attention now, which the end of a forward pass may have changed.
     """
     return nullcontext(), attention_by(config, config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
-
-
-# Smaller ones are not worth a copy.
-FEWEST_BYTES = 1 << 16
 
 
 class Kept(NamedTuple):

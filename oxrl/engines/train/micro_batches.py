@@ -28,10 +28,10 @@ class MicroBatch(NamedTuple):
     length: int
 
 
-# One after the other, on one rank.
 # Indices of rows, or how many tokens each row has.
 Integers = list[int]
 Groups = list[Group]
+# One after the other, on one rank.
 MicroBatches = list[MicroBatch]
 
 

@@ -21,6 +21,8 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 # Of bitsandbytes: values that share a scale, and how many a weight has at least to be kept so.
 BLOCK = 256
 FEWEST_VALUES = 4096
+# What AdamW keeps of a weight.
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Kept(NamedTuple):
@@ -116,9 +118,6 @@ def _hidden_matrices(model: Module, head: Tensor) -> frozenset[int]:
             if parameter.ndim == 2 or (experts and parameter.ndim == 3):
                 found.add(id(parameter))
     return frozenset(found - ends)
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Piece(NamedTuple):
