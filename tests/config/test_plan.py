@@ -257,6 +257,10 @@ def test_a_dry_run_is_one_step_of_a_tiny_model(write: Callable[..., Path], folde
     tiny = dry_run_config(cfg, folder / "dry", "builtin:tiny")
     assert (tiny.run.steps, tiny.model.name, tiny.data.prompts_per_step) == (6, "builtin:tiny", 3)
     assert tiny.train == cfg.train
+    vllm = ["inference_engine.name=vllm", "train.correction=null"]
+    uncorrected = load_config(write(), vllm)
+    tiny = dry_run_config(uncorrected, folder / "dry", "builtin:tiny")
+    assert tiny.train.row.correction == uncorrected.train.row.correction == "none"
 
 
 @pytest.mark.parametrize(
