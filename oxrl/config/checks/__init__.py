@@ -28,7 +28,7 @@ from oxrl.tables.policy import ROWS
 # Of a plain run, in the order of `by_recipe.py`.
 OF_EVERY_RUN = (check_model, check_model_files, check_training_files, check_evaluation_file)
 OF_PLAIN_RUNS = (check_reward, check_sampling, check_groups, check_context)
-# What plain runs may set: no other check reads it.
+# What plain runs may set: other checks read it, if at all, beside a field that is none of these.
 USUAL = {
     "run.name",
     "run.seed",
