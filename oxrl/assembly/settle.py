@@ -50,8 +50,9 @@ def settle(cfg: Config, session: Session) -> Config:
     if cfg.train.micro_batch_tokens == "auto":
         cut = NOT_SAID
         if ranks.first:
-            field = micro_batch_rules.FIELD
-            cut = _choose(session, cfg, field, decide_micro_batch, describe_micro_batch)
+            cut = _choose(
+                session, cfg, micro_batch_rules.FIELD, decide_micro_batch, describe_micro_batch
+            )
         cfg = _with_micro_batch(cfg, ranks.agree(cut))
     if ranks.first and open_choice(cfg):
         sharing = _choose(session, cfg, SHARING, decide_sharing, describe_sharing)
@@ -105,8 +106,9 @@ def without_idle_actors(cfg: Config) -> Config:
         return _with_train(cfg, backend="local")
     if cfg.rollout.from_samples is None:
         return cfg
-    in_process = {"name": "local", "actors": 0, "placement": "separate"}
-    sampling = cfg.inference_engine.model_copy(update=in_process)
+    sampling = cfg.inference_engine.model_copy(
+        update={"name": "local", "actors": 0, "placement": "separate"}
+    )
     return cfg.model_copy(update={"inference_engine": sampling})
 
 
@@ -180,8 +182,7 @@ def decide_sharing(cfg: Config) -> Choice:
         )
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
-    found = f"a small model of its kind learns the same from it, to {difference:.0e}"
-    return Choice(True, found)
+    return Choice(True, f"a small model of its kind learns the same from it, to {difference:.0e}")
 
 
 @functools.cache

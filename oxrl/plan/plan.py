@@ -163,8 +163,7 @@ def _micro_batches(cfg: Config) -> str:
 def _sizes(cfg: Config) -> Lines:
     dims = model_dims(cfg.model.name)
     if dims is None:
-        why = f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"
-        return {"model": why}
+        return {"model": f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"}
     stored = memory(cfg, dims).stored
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)

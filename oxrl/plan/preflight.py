@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from oxrl.assembly.assembly import Assembly, longest_prompt
 from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
 from oxrl.assembly.reward_pools import build_rewards
-from oxrl.assembly.settle import decide_sharing, describe_sharing
+from oxrl.assembly.settle import decide_sharing, describe_sharing, without_idle_actors
 from oxrl.config import Config
 from oxrl.config.conditions import sharing_is_read
 from oxrl.config.field import SAMPLING
@@ -97,7 +97,7 @@ class Prepared:
 
     tokenizer: None where it cannot be had. prompts: the first ones of every training file.
     longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried. patience:
-    how long answers are waited for.
+    how long answers are waited for. assembly: the parts that were built last.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -105,13 +105,13 @@ class Prepared:
     longest: int = 0
     pool: ScoringPool | None = None
     patience: Patience = field(default_factory=Patience)
-    _assembly: Assembly | None = None
+    assembly: Assembly | None = None
 
     def assembly_of(self, cfg: Config) -> Assembly:
         """The parts of a run, which checks that need some share."""
-        if self._assembly is None or self._assembly.cfg is not cfg:
-            self._assembly = Assembly(cfg)
-        return self._assembly
+        if self.assembly is None or self.assembly.cfg is not cfg:
+            self.assembly = Assembly(cfg)
+        return self.assembly
 
     def close(self) -> None:
         """End the workers of the reward."""
@@ -267,8 +267,7 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
         units = [unit for made in first for unit in made]
         # In the order of the run: neighbours in a file are often of one kind.
         draws = range(min(REHEARSED, len(units)))
-        drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
-        prepared.prompts[name] = [units[index] for index in drawn]
+        prepared.prompts[name] = [units[index_at(draw, len(units), cfg.run.seed)] for draw in draws]
     return f"{rows} of {name}, with up to {longest:,} tokens"
 
 
@@ -317,7 +316,7 @@ def check_reward(cfg: Config, prepared: Prepared) -> str:
         return "none is asked: rollout.from_samples has its scores"
     if not cfg.reward.exists:
         return "none: the environment rewards"
-    prepared.pool = build_rewards(prepared.assembly_of(cfg))
+    prepared.pool = build_rewards(prepared.assembly_of(without_idle_actors(cfg)))
     told: list[str] = []
     known = True
     for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
@@ -546,6 +545,7 @@ def examine(cfg: Config, prepared: Prepared, subject: str) -> Finding:
 def reply(prepared: Prepared, request: Json) -> Json:
     """Make the check that `examine_apart` asks for, and return what it finds."""
     cfg = Config.model_validate(request["config"])
+    prepared.patience = Patience()  # the last check may have cancelled its own
     try:
         return examine(cfg, prepared, request["subject"])._asdict()
     except OxrlError as error:
@@ -583,4 +583,5 @@ def prepare_to_begin(cfg: Config) -> Prepared:
     except BaseException:
         prepared.close()
         raise
+    prepared.assembly = None  # the run builds its own, and pixels that were looked at take memory
     return prepared

@@ -43,8 +43,8 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
         for subject in LATE:
             limit_s = LIMIT_S
             if subject == "reward":
-                times = [asked.timeout_s for asked in asked_rewards(cfg.reward)]
-                limit_s += LIMIT_S + CALLS * sum(times)
+                limit_s += LIMIT_S
+                limit_s += CALLS * sum(asked.timeout_s for asked in asked_rewards(cfg.reward))
             request: Json = {"config": values, "subject": subject}
             try:
                 reply = worker.channel.ask(request, limit_s, Patience(), f"the {subject}")

@@ -4,10 +4,12 @@ directory is made.
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
@@ -18,15 +20,17 @@ import pytest
 import torch
 from checks_here import planned
 from command_line import oxrl
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import DataError, OxrlError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.memory import disk_needed
-from oxrl.plan.preflight import CHECKS, Prepared, examine
+from oxrl.plan.preflight import CHECKS, Prepared, examine, prepare_to_begin, reply
+from oxrl.rewards.model_pool import ModelPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OXRL = Path(sys.executable).with_name("oxrl")
@@ -343,6 +347,59 @@ def test_a_reward_of_a_run_that_begins_is_loaded_once(folder: Path) -> None:
     cfg = Config.model_validate(changed(RL, reward={"name": "reward.py:score"}))
     run(cfg)
     assert (folder / "loaded").read_text() == "x"
+
+
+def test_what_was_looked_at_before_a_run_is_let_go_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[weakref.ref[Assembly]] = []
+
+    class Kept(Assembly):
+        def __init__(self, cfg: Config) -> None:
+            super().__init__(cfg)
+            built.append(weakref.ref(self))
+
+    monkeypatch.setattr("oxrl.plan.preflight.Assembly", Kept)
+    (folder / "train.jsonl").write_text(PROMPTS)
+    with closing(prepare_to_begin(Config.model_validate(RL))) as prepared:
+        gc.collect()
+        assert prepared.pool is not None
+        assert built and not any(reference() for reference in built)
+
+
+def test_a_check_does_not_end_because_one_before_it_gave_up_waiting(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(PROMPTS)
+    values = changed(RL, reward={"name": "math", "workers": 2})
+    with closing(Prepared()) as prepared:
+        reply(prepared, {"config": values, "subject": "data"})
+        prepared.patience.cancel()
+        assert reply(prepared, {"config": values, "subject": "reward"})["state"] == "ok"
+
+
+def test_rollouts_alone_are_scored_as_when_they_go_on(folder: Path) -> None:
+    """In the process that samples: FSDP trains nothing there."""
+    (folder / "train.jsonl").write_text(PROMPTS)
+    model = folder / "judge"
+    AutoModelForSequenceClassification.from_config(
+        LlamaConfig(
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            vocab_size=260,
+            num_labels=1,
+            pad_token_id=0,
+        )
+    ).save_pretrained(model)
+    builtin_tokenizer().save_pretrained(model)
+    values = changed(
+        RL,
+        reward={"name": str(model)},
+        run={"only": "rollouts", "training_gpus": 2, "device": "cpu"},
+        train={"backend": "fsdp"},
+    )
+    with closing(prepare_to_begin(Config.model_validate(values))) as prepared:
+        assert isinstance(prepared.pool, ModelPool)
 
 
 def test_the_disk_has_to_hold_only_what_is_written() -> None:
