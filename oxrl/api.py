@@ -112,11 +112,8 @@ def train(
     elif dataset is None:
         _find_rows_of_start(source, directory)
     _say_what_stays_here(for_workers)
-    with (
-        giving(objects),
-        _rows_in(directory, texts, resume=resume, accept=accept),
-        live_curves(directory),
-    ):
+    rows_there = _rows_in(directory, texts, resume=resume, accept=accept)
+    with giving(objects), rows_there, live_curves(directory):
         run_recipe(load_source(source), resume=resume, accept=accept)
     return Run(directory, objects)
 

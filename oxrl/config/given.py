@@ -103,8 +103,7 @@ def _given_value(override: str, path: str, source: Source) -> object:
     try:
         node = compose(override.partition("=")[2], "")
     except ConfigError as error:
-        why = str(error).lstrip(":1 ")
-        raise ConfigError(f"{why}; quote the value if it is text") from None
+        raise ConfigError(f"{str(error).lstrip(':1 ')}; quote the value if it is text") from None
     if node is None:
         return None
     return value_of(path, node, source, source.where[path])

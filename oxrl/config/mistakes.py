@@ -231,8 +231,8 @@ def report(
         block = f"{place}: {problem.path}{_shown_value(problem, cfg)}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
     blocks.sort(key=itemgetter(0))
-    count = counted(len(blocks), "problem")
-    return f"{count} in {source.file}\n\n" + "\n".join(block for _, block in blocks)
+    told = "\n".join(block for _, block in blocks)
+    return f"{counted(len(blocks), 'problem')} in {source.file}\n\n{told}"
 
 
 def _shown_value(problem: Problem, cfg: Config) -> str:
