@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from oxrl.tables.user_code import Kind
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 OURS = "oxrl"
 # In a checkout it says what there is; what was installed of it may be older.
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+# What the core has itself, where nothing says what is installed.
+CORE = {
+    "oxrl.rewards": {"exact": "oxrl.rewards.builtin:EXACT"},
+    "oxrl.environments": {"tools": "oxrl.environments.tool_environment:ToolEnvironment"},
+}
 
 
 @cache
@@ -39,7 +45,7 @@ def own_offers(group: str) -> Mapping[str, str]:
     try:
         found = distribution(OURS).entry_points.select(group=group)
     except PackageNotFoundError:  # on a node that the package alone was sent to
-        return {}
+        return CORE.get(group, {})
     return {entry.name: entry.value for entry in found}
 
 
@@ -52,6 +58,23 @@ def is_ours(kind: Kind, name: str) -> bool:
     """
     # What is in a file, or given by Python, has a colon in its name.
     return ":" not in name and name in own_offers(kind.group)
+
+
+def own_thing(kind: Kind, name: str) -> Any:
+    """Import something that oxRL has itself.
+
+    Args:
+        kind: of code.
+        name: for which `is_ours` is true.
+
+    Raises:
+        OxrlError: `kind.error`: a package that it needs is not there.
+    """
+    try:
+        return resolve_name(own_offers(kind.group)[name])
+    except ModuleNotFoundError as error:
+        advice = "install oxRL with pip, or add packages/ of its repository to PYTHONPATH"
+        raise kind.problem(name, f"{error}: {advice}") from error
 
 
 def all_offers(group: str) -> list[EntryPoint]:

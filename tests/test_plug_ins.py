@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import oxrl
+import oxrl.rewards
 from oxrl import entry_points
 from oxrl.assembly.assembly import Assembly
 from oxrl.cli.prepare import preparers
 from oxrl.commands.doctor import examine
 from oxrl.config import load_config
 from oxrl.entry_points import is_ours, own_offers
+from oxrl.environments.find import find_environment
 from oxrl.environments.find_tool import find_tool
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.rewards.loaded import find_reward
@@ -283,6 +285,40 @@ def test_a_name_of_oxrls_stays_oxrls_and_costs_no_look_at_other_packages(
     offer(site, "more-maths", "[oxrl.rewards]\nmath = more_maths:score\n")
     monkeypatch.setattr(entry_points, "_all_offers", None)
     assert is_ours(REWARD, "math") and locate(REWARD, "math").module == "oxrl_graders.math"
+
+
+def test_where_nothing_says_what_is_installed_the_core_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {group: own_offers(group) for group in ("oxrl.rewards", "oxrl.environments")}
+    own_offers.cache_clear()
+    try:
+        monkeypatch.setattr(entry_points, "PROJECT", tmp_path / "pyproject.toml")
+        monkeypatch.setattr(entry_points, "OURS", "nothing-of-that-name")
+        for group, offers in stated.items():
+            of_core = {name: place for name, place in offers.items() if place.startswith("oxrl.")}
+            assert own_offers(group) == of_core
+        assert own_offers("oxrl.tools") == {}
+        assert find_reward("exact").per_sample
+        assert hasattr(oxrl.rewards, "exact_reward") and not hasattr(oxrl.rewards, "math_reward")
+    finally:
+        own_offers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "package"),
+    [(REWARD, "math", "oxrl_graders"), (ENVIRONMENT, "agent", "oxrl_envs")],
+    ids=["reward", "environment"],
+)
+def test_where_a_package_beside_the_core_is_not_there_what_to_install_is_told(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, name: str, package: str
+) -> None:
+    for loaded in [loaded for loaded in sys.modules if loaded.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
+    look = find_reward if kind is REWARD else find_environment
+    with pytest.raises(kind.error, match=rf"{kind.field}={name}: .*{package}.*: install oxRL"):
+        look(name)
 
 
 def test_what_is_installed_says_what_oxrl_offers_where_there_is_no_checkout(

@@ -37,9 +37,9 @@ __all__ = ["code_reward", "exact_reward", "math_reward"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    place = own_offers("oxrl.rewards").get(name.removesuffix("_reward"))
+    if name not in __all__ or place is None:
         raise AttributeError(f"module 'oxrl.rewards' has no attribute {name!r}")
-    place = own_offers("oxrl.rewards")[name.removesuffix("_reward")]
     return getattr(import_module(place.partition(":")[0]), name)
 
 

@@ -10,11 +10,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from oxrl.entry_points import is_ours, own_offers
+from oxrl.entry_points import is_ours, own_thing
 from oxrl.errors import RewardDefinitionError, did_you_mean, known
 from oxrl.modelfiles.folder import VALUE_HEAD_FILE, is_reward_model
 from oxrl.rewards.pools import GroupReward, SinglePool
@@ -71,11 +70,11 @@ def find_builtin(name: str) -> BuiltIn | None:
 
     Args:
         name: as of `find_reward`.
+
+    Raises:
+        RewardDefinitionError: the package that it is in is not there.
     """
-    if not is_ours(REWARD, name):
-        return None
-    module, _, row = own_offers(REWARD.group)[name].partition(":")
-    return getattr(import_module(module), row)
+    return own_thing(REWARD, name) if is_ours(REWARD, name) else None
 
 
 def option_problem(name: str, options: Objects) -> str:

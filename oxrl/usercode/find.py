@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from oxrl.entry_points import own_thing
 from oxrl.errors import OxrlError
 from oxrl.runs.os_errors import fault_of
 from oxrl.tables.user_code import Kind
@@ -81,7 +82,7 @@ def find(kind: Kind, name: str) -> UserCode:
     if is_given(name):
         return UserCode(kind, name, given(name, kind.noun))
     if place.ours:
-        return UserCode(kind, name, getattr(import_module(place.module), place.name))
+        return UserCode(kind, name, own_thing(kind, name))
     doing = f"importing {place.module}"
     try:
         if place.module or place.file is None:
