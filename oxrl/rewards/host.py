@@ -34,7 +34,7 @@ def answer(reward: LoadedReward, watch: Watch, request: Json) -> Json:
             of them in its group).
 
     Returns:
-        `problem` and `differs`, as of `trial.rehearse`; or `scores`, one for each completion in
+        `problem` and `differs`, as of `dry_call.rehearse`; or `scores`, one for each completion in
         order, and `changed`, empty or what scoring changed in this process.
     """
     if "rehearse" in request:

@@ -78,6 +78,6 @@ def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patienc
     if all(score.value is None for score in scores):
         raise RewardDefinitionError(
             f"{pool.field}.name={pool.name}: it can score none of {len(prompts)} prompts of "
-            f'the data: {scores[0].reason}. math and exact compare with "answer", a column of the '
-            "data: add that, or choose another reward"
+            f'the data: {scores[0].reason}. Most rewards read "answer", a column of the data: make '
+            "that what this one reads, or choose another reward"
         )
