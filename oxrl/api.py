@@ -331,14 +331,25 @@ def _read(config: object, overrides: Sequence[str]) -> Source:
 
 
 def _name_objects(source: Source, objects: FieldValues, given: GivenValues) -> None:
-    """Have the configuration name what was given, by its argument; a string as it is."""
+    """Have the configuration name what was given, by its argument."""
     for argument, value in given.items():
-        if value is None:
-            continue
-        name = value if isinstance(value, str) else name_of(value)
-        _set(source, OBJECTS[argument], name, argument)
-        if not isinstance(value, str):
-            objects[name] = value
+        if value is not None:
+            _set(source, OBJECTS[argument], _named(objects, value), argument)
+
+
+def _named(objects: FieldValues, value: object) -> str:
+    """Add something given to `objects`, and return its name there; a string is a name already.
+
+    Raises:
+        ConfigError: something else that was given has the same name.
+    """
+    if isinstance(value, str):
+        return value
+    name = name_of(value)
+    if name in objects:
+        raise ConfigError(f"two things given are called {name.removeprefix(PREFIX)}: rename one")
+    objects[name] = value
+    return name
 
 
 def _several(feature: object) -> list[object]:
@@ -349,22 +360,12 @@ def _several(feature: object) -> list[object]:
 
 
 def _name_features(source: Source, objects: FieldValues, feature: object) -> None:
-    """Have the configuration name features beside those that it names, with its numbers if any.
-
-    Raises:
-        ConfigError: two have one name.
-    """
+    """Have the configuration name features beside those that it names, with its numbers if any."""
     for value in _several(feature):
-        name = value if isinstance(value, str) else name_of(value)
-        if name in objects:
-            raise ConfigError(
-                f"two things given are called {name.removeprefix(PREFIX)}: rename one"
-            )
+        name = _named(objects, value)
         named = source.values.setdefault(FEATURES, {})
         if isinstance(named, dict):  # what is none, the checks say
             named.setdefault(name, {})
-        if not isinstance(value, str):
-            objects[name] = value
 
 
 def _name_rows(

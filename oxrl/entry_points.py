@@ -73,8 +73,10 @@ def own_thing(kind: Kind, name: str) -> Any:
     try:
         return resolve_name(own_offers(kind.group)[name])
     except ModuleNotFoundError as error:
-        advice = "install oxRL with pip, or add packages/ of its repository to PYTHONPATH"
-        raise kind.problem(name, f"{error}: {advice}") from error
+        raise kind.problem(
+            name,
+            f"{error}: install oxRL with pip, or add packages/ of its repository to PYTHONPATH",
+        ) from error
 
 
 def all_offers(group: str) -> list[EntryPoint]:
