@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import TypeVar
 
+from oxrl.errors import Stopped
 from oxrl.runs.waiting import Patience
 
 T = TypeVar("T")
@@ -41,5 +43,9 @@ def in_threads(
         except BaseException:
             list(waiting)  # takes the rest: no thread begins another
             patience.cancel()  # the others look at that before long
+            # What ended the first may be that another one was given up: that one says why.
+            for done in asked:
+                with suppress(Stopped):
+                    done.result()
             raise
     return [found[place] for place in sorted(found)]

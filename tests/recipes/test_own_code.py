@@ -284,6 +284,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "typo": ({"feature": Typo}, "on_rollout, which is no hook; did you mean 'on_rollouts'?"),
     "idle": ({"feature": Idle}, "Idle overrides none of on_rollouts"),
     "twice": ({"feature": [Counted, Counted]}, "two things given are called Counted"),
+    "namesakes": (
+        {"environment": lambda: 0.0, "gate": lambda: 0.0},
+        "two things given are called <lambda>",
+    ),
     "bound": ({"feature": partial(Counted, cof=1.0)}, "unexpected keyword argument 'cof'"),  # pyright: ignore
     "forgets": ({"feature": Forgets}, "on_rollouts gave NoneType, has to give RolloutBatch"),
     "hook": ({"feature": Raises}, "steer raised ZeroDivisionError"),

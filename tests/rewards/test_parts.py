@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from oxrl.errors import RewardDefinitionError, Stopped
+from oxrl.errors import RewardDefinitionError, RewardError, Stopped
 from oxrl.rewards.parts import Part, PartsPool, combined
 from oxrl.rewards.pool_choice import reward_pool
+from oxrl.rewards.pools import InlinePool
 from oxrl.rewards.workers import RewardPool
+from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completion, Group, Prompt, Score, Scores
 
 REWARDS = """
 import os, time
@@ -211,3 +213,32 @@ def test_a_stop_reaches_every_part(open_parts: Open) -> None:
     with pytest.raises(Stopped):
         pool.score([group("1", "2")], Patience(lambda: time.monotonic() - began > 0.5, 60.0))
     assert time.monotonic() - began < 10
+
+
+class Fails(InlinePool):
+    """A pool that fails, or waits until it is given up; its workers take a while to end."""
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        assert patience is not None
+
+        def work(group: Group) -> Scores:
+            while self.name == "waits":
+                patience.look("nothing")
+            raise RewardError("as asked")
+
+        try:
+            in_threads(work, groups, patience, most=1)
+        finally:
+            time.sleep(0.5 if self.name == "fails" else 0.0)
+        return []
+
+
+@pytest.mark.parametrize("names", [("fails", "waits"), ("waits", "fails")])
+def test_an_error_of_a_part_is_told_and_not_that_it_gave_up_the_others(
+    names: tuple[str, str],
+) -> None:
+    parts = {
+        name: Part(pool=Fails(name, lambda *_: []), weight=1.0, optional=False) for name in names
+    }
+    with pytest.raises(RewardError, match="as asked"):
+        PartsPool(parts).score([group("1")])
