@@ -331,8 +331,9 @@ def _write_start(directory: Path, config_yaml: str, start: Start, here: Json) ->
         remove_leftovers(directory / "checkpoints")
     else:
         write_atomically(directory / "environment.json", pretty_json(here))
-        changed = git_diff(Path(__file__).resolve().parent)
-        if changed:
+        git = here["git"]
+        if git is not None and git["dirty"]:
+            changed = git_diff(Path(__file__).resolve().parent)
             write_atomically(directory / "git.diff", changed)
     for name, pins in start.review.noted.items():
         write_noted(directory, name, pins)

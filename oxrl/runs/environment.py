@@ -120,12 +120,8 @@ def git_diff(directory: Path) -> str:
     """Return the diff of the repository around `directory` against its commit, masked.
 
     Returns:
-        Empty outside of git and where nothing differs. Where it cannot be had, or is longer than
-        MOST_DIFF, a line that says so.
+        Where it cannot be had, or is longer than MOST_DIFF, a line that says so.
     """
-    state = git_state(directory)
-    if state is None or not state["dirty"]:
-        return ""
     try:
         said = _git(directory, "diff", "--no-ext-diff", "--no-color", "HEAD")
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:

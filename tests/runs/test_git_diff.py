@@ -35,6 +35,5 @@ def test_what_differs_is_recorded_and_what_cannot_be_is_said(
     def late(*_: object, **__: object) -> str:
         raise subprocess.TimeoutExpired("git", 10)
 
-    monkeypatch.setattr(environment, "git_state", lambda _: {"dirty": True})
     monkeypatch.setattr(subprocess, "check_output", late)
     assert environment.git_diff(changed) == "not recorded: git diff ended with TimeoutExpired\n"
