@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from figures import Learned
 
+from oxrl.models.lazy_transformers import LATER, called_later
+
 # Before anything imports torch: tests run side by side, and thread pools fighting for cores are
 # slower than none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,6 +41,13 @@ os.environ["RAY_worker_niceness"] = "0"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import transformers as `oxrl` does: without SciPy and scikit-learn."""
+    with called_later(LATER):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import WARM
+from command_line import forked
 from judge_server import JudgeServer, judge_server, refused, said, verdict
 from small_runs import final_files, metric_lines, rl_config
 
@@ -51,7 +51,7 @@ def go_on(cfg: Config) -> None:
 
 def run_until(cfg: Config, server: JudgeServer, kill_at: int | None) -> None:
     """Start or resume a run, and kill it when the judge has had so many requests; None: never."""
-    process = WARM.Process(target=go_on, args=(cfg,))
+    process = forked(go_on, cfg)
     process.start()
     deadline = time.monotonic() + DEADLINE_S
     while process.is_alive() and time.monotonic() < deadline:

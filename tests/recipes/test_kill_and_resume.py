@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import WARM
+from command_line import forked
 from small_runs import (
     final_files,
     metric_lines,
@@ -47,7 +47,7 @@ def _start(
     cfg: Config, body: Callable[..., None] = _run_in_child, *further: float
 ) -> multiprocessing.process.BaseProcess:
     # The fork server has everything imported, so that a killed run costs a second and not ten.
-    process = WARM.Process(target=body, args=(cfg, *further))
+    process = forked(body, cfg, *further)
     process.start()
     return process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import WARM
+from command_line import forked
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
@@ -62,7 +62,7 @@ def run_in_child(cfg: Config) -> None:
 
 
 def start(cfg: Config) -> multiprocessing.process.BaseProcess:
-    process = WARM.Process(target=run_in_child, args=(cfg,))
+    process = forked(run_in_child, cfg)
     process.start()
     return process
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from browser import needs_browser, opened, pieces
-from command_line import WARM
 from small_runs import final_files, metric_lines
 from test_kill_and_resume import _killed_until_done, _uninterrupted
 from test_vision import config, rl, write_rows
@@ -115,7 +114,6 @@ def kill_config(folder: Path, recipe: str, name: str) -> Config:
 def test_a_run_with_images_that_was_killed_equals_the_one_that_was_not(
     folder: Path, recipe: str
 ) -> None:
-    assert WARM.get_start_method() == "forkserver"
     whole = kill_config(folder, recipe, f"{recipe}_whole")
     killed = kill_config(folder, recipe, f"{recipe}_killed")
     _uninterrupted(whole)

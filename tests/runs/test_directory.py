@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import WARM
+from command_line import WARM, forked
 from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
@@ -277,9 +277,7 @@ def open_and_report(
 
 def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> None:
     queue, together = WARM.Queue(), WARM.Barrier(3)
-    processes = [
-        WARM.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)
-    ]
+    processes = [forked(open_and_report, tmp_path, queue, together) for _ in range(3)]
     for process in processes:
         process.start()
     answers = sorted(queue.get(timeout=60) for _ in processes)

@@ -15,32 +15,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
-PRELOADED = [
-    "conformance",  # of the ranks in tests/engines
-    "oxrl.assembly.assemble",
-    "oxrl.assembly.assemble_offline",
-    "oxrl.assembly.assemble_preference",
-    "oxrl.assembly.opening",
-    "oxrl.cli",
-    "oxrl.commands.loop",
-    "oxrl.commands.train",
-    "oxrl.engines.train.fsdp",
-    "oxrl.plan.preflight",
-    "oxrl.recipes.reward_model",
-    "oxrl.recipes.supervised",
-    "oxrl.rewards.workers",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.models.qwen3.modeling_qwen3",
-    *(["deepspeed"] if find_spec("deepspeed") else []),
-]
-# The only fork server of a test process: ranks and runs that are going to be killed use it too.
+import pytest
+
 WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(PRELOADED)
+WARM.set_forkserver_preload(["warm_start"])
+
+
+def forked(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    """A process that will call `target(*arguments)`, forked from the only server of a test process:
+    ranks and runs that are going to be killed are forked from it too.
+    """
+    # Python 3.11 does not tell the server where this process looks for modules.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OXRL_TEST_PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        ensure_running()
+    return WARM.Process(target=target, args=arguments)
 
 
 def _serve(script: str, words: list[str], folder: str, said: str) -> None:
@@ -78,8 +73,7 @@ class Command:
         for name in ("output", "errors"):
             (self._said / name).touch()
         texts = [str(word) for word in words]
-        arguments = (str(script), texts, str(folder), str(self._said))
-        self.process: ForkServerProcess = WARM.Process(target=_serve, args=arguments)
+        self.process = forked(_serve, str(script), texts, str(folder), str(self._said))
         self.process.start()
 
     @property

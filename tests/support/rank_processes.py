@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from command_line import WARM
+from command_line import forked
 
 
 def start_ranks(
@@ -38,7 +38,7 @@ def start_ranks(
     ranks: list[BaseProcess] = []
     for rank in range(world):
         own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (environment or {})
-        ranks.append(WARM.Process(target=_rank, args=(own, f"{log}.{rank}", target, arguments)))
+        ranks.append(forked(_rank, own, f"{log}.{rank}", target, arguments))
         ranks[-1].start()
     return ranks
 

@@ -1,0 +1,54 @@
+"""What the fork server of a test process does before the first process is forked from it.
+
+It trains two small models and imports what other runs import: what transformers, torch and pydantic
+find out when they are first used takes longer than a small run. How a run starts cold is tested
+with fresh interpreters, in tests/test_cli.py and tests/recipes/test_first_line.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import tempfile
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from oxrl.models.lazy_transformers import import_model_classes
+
+OF_OTHER_RUNS = [
+    "conformance",  # of the ranks in tests/engines
+    "oxrl.assembly.assemble_preference",
+    "oxrl.cli",
+    "oxrl.engines.train.fsdp",
+    "oxrl.recipes.reward_model",
+    "transformers.models.qwen2.modeling_qwen2",
+    *(["deepspeed"] if find_spec("deepspeed") else []),
+]
+
+
+def _train(folder: Path) -> None:
+    from small_runs import rl_config, sft_config
+
+    from oxrl.commands.train import run
+
+    run(rl_config(folder, "rl", run={"steps": 1}))
+    run(sft_config(folder, "sft", run={"steps": 1}))
+
+
+# The path was for the server: what is forked from it is told its own.
+os.environ["PYTHONPATH"] = os.environ.pop("OXRL_TEST_PYTHONPATH")
+import_model_classes()
+with (
+    tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder,
+    contextlib.redirect_stdout(io.StringIO()),
+    contextlib.redirect_stderr(io.StringIO()),
+):
+    _train(Path(folder))
+for module in OF_OTHER_RUNS:
+    import_module(module)
+# Later collections would touch, and so copy, every page that a forked process shares with the server.
+gc.collect()
+gc.freeze()
