@@ -25,13 +25,13 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 314_800
-MOST_NODES_BESIDE = 66_200
+MOST_NODES = 315_100
+MOST_NODES_BESIDE = 66_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
-    ".": 6_500,
+    ".": 6_550,
     "assembly": 15_350,
-    "checkpoint": 9_700,
+    "checkpoint": 9_800,
     "cli": 4_800,
     "commands": 12_400,
     "config": 26_400,
@@ -42,11 +42,11 @@ MOST_NODES_IN = {
     "modelfiles": 5_850,
     "models": 18_500,
     "plan": 8_950,
-    "recipes": 22_200,
+    "recipes": 22_150,
     "report": 3_700,
     "rewards": 13_700,
     "rollouts": 12_900,
-    "runs": 18_850,
+    "runs": 18_900,
     "tables": 7_200,
     "usercode": 10_950,
 }
