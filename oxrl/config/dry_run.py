@@ -58,8 +58,7 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
         "train.overlong_buffer": _at_most(tokens, cfg.train.overlong_buffer),
         "train.pass_k": _at_most(samples, cfg.train.pass_k),
     }
-    # An explicit null is left out of what is read, and has samplers of other kernels uncorrected.
-    found = {"train.correction": cfg.train.correction} | read_values(cfg)
+    found = read_values(cfg)
     found |= {path: value for path, value in values.items() if path in found}
     return Config.model_validate(sections_of(found))
 

@@ -127,15 +127,11 @@ def read_values(cfg: Config) -> FieldValues:
     """Dotted path -> value of every field that is read, in the order of the schema; unset cells are
     left out.
     """
-    read = fields_read(cfg)
-    found: FieldValues = {}
-    for path in FIELDS:
-        if path not in read:
-            continue
-        value = attrgetter(path)(cfg)
-        if value is not None or path.removeprefix("train.") not in CELLS:
-            found[path] = _plain(value)
-    return found
+    unset = {name for name in CELLS if getattr(cfg.train, name) is None}
+    # A null that is written has samples of other weights or kernels uncorrected.
+    unset -= cfg.train.model_fields_set & {"correction"}
+    read = fields_read(cfg) - {f"train.{name}" for name in unset}
+    return {path: _plain(attrgetter(path)(cfg)) for path in FIELDS if path in read}
 
 
 def written_values(cfg: Config) -> FieldValues:

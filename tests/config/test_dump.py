@@ -39,6 +39,17 @@ def test_overridden_cells_survive_the_dump(write: Callable[..., Path]) -> None:
     assert load_config("dump.yaml").train.row.needs == ("critic",)
 
 
+@pytest.mark.parametrize("written", [None, "truncate"])
+def test_a_correction_that_is_switched_off_stays_off(
+    write: Callable[..., Path], written: str | None
+) -> None:
+    stale = {"max_staleness": 1, "force_strict_on_policy": False}
+    cfg = load_config(write(train={"correction": written}, rollout=stale))
+    Path("dump.yaml").write_text(dump_config(cfg))
+    assert load_config("dump.yaml").train.correction == cfg.train.correction == written
+    assert load_config(write(rollout=stale)).train.correction == "truncate"
+
+
 @pytest.mark.parametrize("name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "~", "- a"])
 def test_any_text_survives_the_dump(write: Callable[..., Path], name: str) -> None:
     cfg = load_config(write(run={"name": name}))
