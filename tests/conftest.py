@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -45,9 +46,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Import transformers as `oxrl` does: without SciPy and scikit-learn."""
+    """Import transformers as `oxrl` does, without SciPy and scikit-learn, and look for garbage
+    afterwards: hardly any of all that is imported is.
+    """
+    gc.disable()
     with called_later(LATER):
-        return (yield)
+        collected = yield
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,6 +38,7 @@ def _train(folder: Path) -> None:
     run(sft_config(folder, "sft", run={"steps": 1}))
 
 
+gc.disable()  # hardly anything of what is imported is garbage
 # The path was for the server: what is forked from it is told its own.
 os.environ["PYTHONPATH"] = os.environ.pop("OXRL_TEST_PYTHONPATH")
 import_model_classes()
@@ -52,3 +53,4 @@ for module in OF_OTHER_RUNS:
 # Later collections would touch, and so copy, every page that a forked process shares with the server.
 gc.collect()
 gc.freeze()
+gc.enable()
