@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,12 @@ MOST_CONFIG = 200_000
 
 def flatten_config(config_yaml: str) -> Flat:
     """Dotted path -> value of every field of a resolved config."""
-    sections = YAML(typ="safe").load(config_yaml) or {}
+    return deepcopy(_flat(config_yaml))
+
+
+@lru_cache(maxsize=8)  # a run that goes on reads the same text several times
+def _flat(config_yaml: str) -> Flat:
+    sections = YAML(typ="safe", pure=True).load(config_yaml) or {}
     return {
         f"{section}.{name}": value
         for section, fields in sections.items()
