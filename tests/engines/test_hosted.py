@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import runpy
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from command_line import WARM, forked
 from samplers import TOKENIZER, lively, make_requests
 from transformers import PreTrainedModel
 
@@ -34,6 +38,7 @@ from oxrl.errors import DataError, EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
 from oxrl.tables.watch import Deadlines
+from oxrl.usercode import worker as worker_module
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -96,8 +101,32 @@ def with_child(engine: Any) -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
 
+def forked_from_here(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+    """What `python -PB -m MODULE …` would be, forked from this process: it has torch already."""
+
+    def serve() -> None:
+        """In the child, where it would else become another program."""
+        [kept] = given["pass_fds"]
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        os.environ |= given["env"]
+        _, _, _, module, *sys.argv[1:] = command
+        sys.stdout = open(1, "w", closefd=False)
+        sys.stderr = open(2, "w", closefd=False, buffering=1)
+        warnings.simplefilter("ignore")  # the module may have been imported here
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        os._exit(0)
+
+    return subprocess.Popen(command, preexec_fn=serve, **given)
+
+
 @pytest.fixture
-def hosted() -> Iterator[Callable[..., RolloutWorkers]]:
+def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RolloutWorkers]]:
+    """Hosts for tests that end them; fresh interpreters are those of `shared`, and of the parent
+    that is killed.
+    """
+    own = SimpleNamespace(**vars(subprocess) | {"Popen": forked_from_here})
+    monkeypatch.setattr(worker_module, "subprocess", own)
     made: list[ThisMachine] = []
 
     def make(build: Any = sampler, waits: Deadlines | None = None) -> RolloutWorkers:
@@ -185,7 +214,7 @@ def test_a_process_that_is_killed_is_named_and_another_one_samples_the_same(
     engine = hosted()
     engine.update_weights(weights_of(4), 2)
     held = engine.held()
-    requests = make_requests(8, 2, max_tokens=200)
+    requests = make_requests(4, 2, max_tokens=60)
     expected = generate(engine, requests, deadline_s=60)
     [worker] = engine.members.values()
     [first, keeper] = worker.call(parent_of)
@@ -253,38 +282,26 @@ def test_what_it_started_ends_with_it(hosted: Callable[..., RolloutWorkers]) -> 
     assert gone_within([process, child], 10)
 
 
-PARENT = """
-import sys, time
-from test_hosted import parent_of, sampler, with_child
-from oxrl.engines.sample.hosted import ThisMachine
-from oxrl.engines.sample.workers import RolloutWorkers
-from oxrl.tables.watch import Deadlines
-from samplers import make_requests
-
-engine = RolloutWorkers(ThisMachine(threads=1), [None], sampler, Deadlines.alike(60))
-[worker] = engine.members.values()
-process, _ = worker.call(parent_of)
-print(process, worker.call(with_child), flush=True)
-engine.submit(make_requests(8, 8, max_tokens=200))
-while True:
-    engine.poll(60)
-    time.sleep(0.1)
-"""
+def busy_parent(said: Connection) -> None:
+    """In a process of its own: sample without end, and say which processes that takes."""
+    engine = RolloutWorkers(ThisMachine(threads=1), [None], sampler, Deadlines.alike(60))
+    [worker] = engine.members.values()
+    process, _ = worker.call(parent_of)
+    said.send([process, worker.call(with_child)])
+    engine.submit(make_requests(8, 8, max_tokens=200))
+    while True:
+        engine.poll(60)
+        time.sleep(0.1)
 
 
 def test_kill_9_of_the_parent_leaves_no_process_behind() -> None:
-    program = textwrap.dedent(PARENT)
-    paths = os.pathsep.join(path for path in sys.path if path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert parent.stdout is not None
-    left = [int(word) for word in parent.stdout.readline().split()]
+    ours, theirs = WARM.Pipe()
+    parent = forked(busy_parent, theirs)
+    parent.start()
+    theirs.close()
+    left = ours.recv()
     assert len(left) == 2 and all(map(alive, left))
     parent.kill()
-    parent.wait(30)
-    parent.stdout.close()
+    parent.join(30)
+    assert parent.exitcode == -signal.SIGKILL
     assert gone_within(left, 15)
