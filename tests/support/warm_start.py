@@ -25,7 +25,7 @@ OF_OTHER_RUNS = [
     "oxrl.engines.train.fsdp",
     "oxrl.recipes.reward_model",
     "transformers.models.qwen2.modeling_qwen2",
-    *(["deepspeed"] if find_spec("deepspeed") else []),
+    *(name for name in ("deepspeed", "peft") if find_spec(name)),
 ]
 
 
