@@ -36,7 +36,7 @@ def _sample(
 
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0, 1.5, 0.0])
 def test_recorded_logprobs_are_the_trainers(model: PreTrainedModel, temperature: float) -> None:
-    requests = make_requests(8, 3, temperature=temperature, max_tokens=40)
+    requests = make_requests(6, 3, temperature=temperature, max_tokens=24)
     done = _sample(model, requests, max_rows=10)
     expected = trainer_logprobs(model, requests, done, temperature or 1.0)
     assert largest(done, expected) < 1e-4
@@ -51,11 +51,11 @@ def test_recorded_logprobs_are_the_trainers(model: PreTrainedModel, temperature:
 def test_a_samples_tokens_do_not_depend_on_what_else_is_in_the_batch(
     model: PreTrainedModel,
 ) -> None:
-    requests = make_requests(16, 2, max_tokens=25, stop_token_ids=())
+    requests = make_requests(8, 2, max_tokens=25, stop_token_ids=())
     alone = [_sample(model, [request], max_rows=1)[0].token_ids for request in requests]
     tokens = sum(map(len, alone))
-    assert tokens == 800
-    for rows in (2, 7, 32):
+    assert tokens == 400
+    for rows in (2, 7, 16):
         together = [completion.token_ids for completion in _sample(model, requests, max_rows=rows)]
         different = sum(
             a != b
@@ -64,7 +64,7 @@ def test_a_samples_tokens_do_not_depend_on_what_else_is_in_the_batch(
         )
         # Kernels round differently for other batch shapes, so a near-tie may fall the other way,
         # seldom.
-        assert different <= 8
+        assert different <= 4
 
 
 def test_greedy_equals_hugging_face_generate(model: PreTrainedModel) -> None:
