@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 
 from pydantic import ValidationError
@@ -176,6 +177,7 @@ def _unknown_field(path: str, value: object) -> Problem:
     return Problem(path, f"unknown field{hint}", value)
 
 
+@lru_cache
 def _meant(path: str) -> str:
     """Known section or field closest to `path`; `path` itself when it is known or nothing is
     close.
