@@ -14,7 +14,6 @@ from typing import Any
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.loaded import LoadedReward
-from oxrl.rewards.repeats import differs
 from oxrl.rewards.trial import DRY_GROUP, DRY_TEXT, described
 from oxrl.types import Completion, Completions, Prompt, Score, Segment
 from oxrl.usercode.user_code import raised_as, text_of
@@ -158,6 +157,8 @@ def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -
         The two numbers, the completion and the prompt in words; empty too where a number cannot be
         had.
     """
+    from oxrl.rewards.repeats import differs  # with the logging that it imports
+
     try:
         again = numbers_of(reward.call(prompt, given_of(reward, text)), reward)
         first = numbers_of(value, reward)

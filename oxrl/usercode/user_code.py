@@ -8,7 +8,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,6 +139,8 @@ def awaited(result: object) -> object:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(waiting)
+    from concurrent.futures import ThreadPoolExecutor  # with the logging that it imports
+
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, waiting).result()
 
