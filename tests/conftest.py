@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from figures import Learned
 
 from oxrl.models.lazy_transformers import LATER, called_later
+from oxrl.runs import environment
 
 # Before anything imports torch: tests run side by side, and thread pools fighting for cores are
 # slower than none.
@@ -42,6 +44,8 @@ os.environ["RAY_worker_niceness"] = "0"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
+# What git says of the package is the same for each of thousands of runs: it is asked once.
+environment.git_state = cache(environment.git_state)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,11 +12,13 @@ import gc
 import io
 import os
 import tempfile
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from oxrl.models.lazy_transformers import import_model_classes
+from oxrl.runs import environment
 
 OF_OTHER_RUNS = [
     "conformance",  # of the ranks in tests/engines
@@ -42,6 +44,8 @@ gc.disable()  # hardly anything of what is imported is garbage
 # The path was for the server: what is forked from it is told its own.
 os.environ["PYTHONPATH"] = os.environ.pop("OXRL_TEST_PYTHONPATH")
 import_model_classes()
+# As in conftest.py: git is asked once, and what is forked from the server knows.
+environment.git_state = cache(environment.git_state)
 with (
     tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder,
     contextlib.redirect_stdout(io.StringIO()),
