@@ -123,15 +123,16 @@ def test_what_cannot_be_reached_is_unknown_to_a_plan_and_ends_a_run(
 @pytest.mark.filterwarnings("ignore:data.eval is trained on")
 def test_a_resumed_run_reads_the_commit_it_began_with(tmp_path: Path, cache: Path) -> None:
     data = {"train": NAME, "eval": NAME}
-    whole = sft_config(tmp_path, "whole", data=data)
+    steps = {"steps": 3, "checkpoint_every": 1}
+    whole = sft_config(tmp_path, "whole", data=data, run=steps)
     run(whole)
     assert json.loads((tmp_path / "whole" / "data.json").read_text()) == {NAME: OLD}
-    run(sft_config(tmp_path, "part", ["run.steps=4"], data=data))
+    run(sft_config(tmp_path, "part", ["run.steps=2"], data=data, run=steps))
     (cache / "refs" / "main").write_text(NEW)
     (tmp_path / "part" / "result.json").unlink()
-    run(sft_config(tmp_path, "part", data=data), resume=True)
+    run(sft_config(tmp_path, "part", data=data, run=steps), resume=True)
     assert final_files(tmp_path / "part") == final_files(whole.run.directory)
-    moved = sft_config(tmp_path, "moved", data=data)
+    moved = sft_config(tmp_path, "moved", data=data, run=steps)
     run(moved)
     assert metric_lines(moved.run.directory) != metric_lines(whole.run.directory)
     with pytest.raises(DataError, match="two of .* are one file"):
@@ -140,16 +141,16 @@ def test_a_resumed_run_reads_the_commit_it_began_with(tmp_path: Path, cache: Pat
 
 
 def test_a_local_file_that_changed_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
-    cfg = rl_config(tmp_path, "run", ["run.steps=2"])
+    cfg = rl_config(tmp_path, "run", ["run.steps=1"])
     run(cfg)
-    longer = rl_config(tmp_path, "run", ["run.steps=4"])
+    longer = rl_config(tmp_path, "run", ["run.steps=2"])
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "9+9=", "answer": "18"}) + "\n")
     said = r"has changed since it started.*data\.train: .*prompts\.jsonl sha256 .*, sha256 .* now"
     with pytest.raises(RunDirectoryError, match=f"(?s){said}.*--accept-changes=data.train"):
         run(longer, resume=True)
     run(longer, resume=True, accept=["data.train"])
-    assert len(metric_lines(cfg.run.directory)) == 4
+    assert len(metric_lines(cfg.run.directory)) == 2
 
 
 def test_the_command_line_checks_and_plans_without_torch(tmp_path: Path, cache: Path) -> None:
@@ -205,6 +206,22 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.fixture
+def asked(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process asks that hub, and has nothing in its cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "ENDPOINT", hub)
+    # Both are noted when the library is imported.
+    monkeypatch.setattr(hf_api.api, "endpoint", hub)
+    template = hub + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(_detect_agent, "_registry", {})
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "20")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -218,24 +235,14 @@ def hub() -> Iterator[str]:
         ("hf://datasets/you/sums/a.jsonl", "needs `hf auth login`"),
     ],
 )
-def test_a_hub_that_answers(tmp_path: Path, hub: str, name: str, said: str) -> None:
-    text = f"""
-from oxrl.modelfiles.hub import identity, locate
-from oxrl.errors import DataError
-try:
-    path = locate({name!r})
-    print(identity({name!r}, path), len(path.read_text().splitlines()))
-except DataError as error:
-    print(error)
-"""
-    options = {
-        "HF_ENDPOINT": hub,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_ETAG_TIMEOUT": "20",
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    found = program(text, HF_HOME=str(tmp_path), no_proxy="127.0.0.1", **options)
-    assert said in found.stdout, found
+@pytest.mark.usefixtures("asked")
+def test_a_hub_that_answers(name: str, said: str) -> None:
+    try:
+        path = locate(name)
+    except DataError as error:
+        assert said in str(error)
+    else:
+        assert identity(name, path) == said and path.read_text() == rows(1)
 
 
 def test_preference_pairs_may_lie_there_too(tmp_path: Path, cache: Path) -> None:
@@ -299,14 +306,8 @@ def test_a_longer_wait_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert answer_seconds() == 20
 
 
-def test_a_hub_that_answers_says_which_model_it_has_not(
-    hub: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", hub)
-    monkeypatch.setattr(hf_api.api, "endpoint", hub)
-    monkeypatch.setattr(_detect_agent, "_registry", {})
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+@pytest.mark.usefixtures("asked")
+def test_a_hub_that_answers_says_which_model_it_has_not() -> None:
     with pytest.raises(DataError, match="'you/tiny' is no folder here, and the hub has no such"):
         check_on_hub("you/tiny", None)
     with pytest.raises(DataError, match="nor a name on the hub"):

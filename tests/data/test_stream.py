@@ -50,7 +50,7 @@ def test_streamed_units_and_their_report_are_those_of_memory(tmp_path: Path) -> 
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "long.jsonl", [{"prompt": "?", "completion": "abcdefgh" * 250}] * 300)
+    path = write(tmp_path / "long.jsonl", [{"prompt": "?", "completion": "abcdefgh" * 250}] * 75)
     tokenizer, held = load_tokenizer("builtin:tiny"), {}
     ConversationDataset.load(path, tokenizer, ReadOptions(limit=1))  # caches of the libraries
     for stream in (False, True):
@@ -58,8 +58,8 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         data = ConversationDataset.load(path, tokenizer, ReadOptions(stream=stream))
         held[stream] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert len(data) == 300
-    assert held[False] > 5_000_000 and held[True] < 300_000
+        assert len(data) == 75
+    assert held[False] > 1_250_000 and held[True] < 75_000
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_streamed_run_is_the_same_run(tmp_path: Path, algorithm: str) -> None:
             build(
                 tmp_path,
                 name,
-                ["run.steps=3"],
+                ["run.steps=2"],
                 data={"stream": stream},
                 train={"alg_name": algorithm},
             )
@@ -88,7 +88,7 @@ def test_a_streamed_run_is_the_same_run(tmp_path: Path, algorithm: str) -> None:
 def test_pairs_on_disk_hold_places_and_a_table_only(tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{i}?", "chosen": "abcdefgh" * 100, "rejected": "hgfedcba" * 100}
-        for i in range(200)
+        for i in range(50)
     ]
     path, tokenizer, held = (
         write(tmp_path / "pairs.jsonl", rows),
@@ -101,15 +101,15 @@ def test_pairs_on_disk_hold_places_and_a_table_only(tmp_path: Path) -> None:
         data = PreferenceDataset.load(
             path, tokenizer, ReadOptions(stream=stream, unpaired=True)
         ).with_mismatched()
-        data = data.with_reference(torch.arange(800.0).view(400, 2), range(400))
+        data = data.with_reference(torch.arange(200.0).view(100, 2), range(100))
         held[stream] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         units = [data.at(draw, seed=1) for draw in range(3)]
-        assert len(data) == 400 and all(unit.ref_logprobs for unit in units)
+        assert len(data) == 100 and all(unit.ref_logprobs for unit in units)
         assert [next(data.batches(5)), units] == held.setdefault(
             "units", [next(data.batches(5)), units]
         )
-    assert held[False] > 5_000_000 and held[True] < 300_000
+    assert held[False] > 1_250_000 and held[True] < 75_000
 
 
 def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(

@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from command_line import WARM, forked
 from torch import Tensor
 
 from oxrl.functional.advantages import ADVANTAGES
@@ -35,7 +37,12 @@ def test_proof(name: str, proof: str) -> None:
     proofs_of(RL[name])[proof]()
 
 
-def test_two_data_parallel_ranks_sum_to_the_gradient_of_one() -> None:
+def test_two_data_parallel_ranks_sum_to_the_gradient_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two ranks that are forked, and have torch: what they compute is the same.
+    forked(print)
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: WARM)
     errors = two_rank_errors()
     assert errors.keys() == RL.keys()
     assert max(errors.values()) <= 1e-10

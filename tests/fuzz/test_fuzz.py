@@ -112,7 +112,7 @@ def try_configuration(choose: random.Random) -> None:
         assert dump_config(load_config("again.yaml")) == dump_config(cfg)
 
 
-@pytest.mark.parametrize("seeds", chunks(1600, 200), ids=str)
+@pytest.mark.parametrize("seeds", chunks(1200, 150), ids=str)
 def test_any_configuration_is_read_or_refused(folder: Path, seeds: range) -> None:
     check(try_configuration, seeds, 2)
 
@@ -212,7 +212,7 @@ def try_model(choose: random.Random, model: Path) -> None:
         load_policy(str(place))
 
 
-@pytest.mark.parametrize("seeds", chunks(240, 120), ids=str)
+@pytest.mark.parametrize("seeds", chunks(200, 100), ids=str)
 def test_any_model_folder_is_loaded_or_refused(folder: Path, model: Path, seeds: range) -> None:
     check(lambda choose: try_model(choose, model), seeds, 2)
 
@@ -254,14 +254,14 @@ def try_run(choose: random.Random, trained: Path, *, resumes: bool) -> None:
         evaluation_config(place, [], ExitStack())
 
 
-@pytest.mark.parametrize("seeds", chunks(120, 120), ids=str)
+@pytest.mark.parametrize("seeds", chunks(100, 100), ids=str)
 def test_any_run_directory_is_looked_at_or_refused(
     folder: Path, trained: Path, seeds: range
 ) -> None:
     check(lambda choose: try_run(choose, trained, resumes=False), seeds, 1, 2)
 
 
-@pytest.mark.parametrize("seeds", chunks(40, 20), ids=str)
+@pytest.mark.parametrize("seeds", chunks(32, 16), ids=str)
 def test_any_run_directory_goes_on_or_is_refused(folder: Path, trained: Path, seeds: range) -> None:
     check(lambda choose: try_run(choose, trained, resumes=True), seeds, 1, 2)
 

@@ -117,8 +117,8 @@ def test_a_reward_that_patches_its_process_changes_nobody_elses_score(
         f"    if completion == 'evil':\n        {patch}\n"
         f"    return float({honest})"
     )
-    found = values(pool.score([group("a", "evil", "b", "evil", "c", "d")]))
-    assert [found[index] for index in (0, 2, 4, 5)] == [0.0] * 4
+    found = values(pool.score([group("a", "evil", "b", "c")]))
+    assert [found[index] for index in (0, 2, 3)] == [0.0] * 3
 
 
 def test_the_change_is_named_once_and_the_samples_own_score_is_that_of_a_fresh_worker(

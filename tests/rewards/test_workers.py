@@ -108,11 +108,11 @@ def test_a_hung_sample_times_out_and_the_others_are_scored(open_pool: Open, hang
     )
     pool.start()
     began = time.monotonic()
-    (scores,) = pool.score([group("a", "hang", "b", "hang", "c")])
-    assert [score.status for score in scores] == ["ok", "timeout", "ok", "timeout", "ok"]
+    (scores,) = pool.score([group("a", "hang", "b")])
+    assert [score.status for score in scores] == ["ok", "timeout", "ok"]
     late = "no score within 0.5 s (reward.timeout_s=0.5); killed"
     assert scores[1].reason == f"mine.py:score, sample 1 of prompt p: {late}"
-    assert time.monotonic() - began < 10  # two deadlines and two fresh workers
+    assert time.monotonic() - began < 10  # a deadline and a fresh worker
 
 
 def test_a_hung_group_times_out_as_a_whole_after_the_time_of_its_samples(open_pool: Open) -> None:

@@ -10,15 +10,13 @@ import logging
 import math
 import os
 import resource
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import forked
 from safetensors.torch import load_file
 
 from oxrl.errors import OxrlError, RunDirectoryError
@@ -181,28 +179,25 @@ def test_a_full_disk_says_which_file_and_what_to_do(run: RunDirectory) -> None:
         assert list(read_records(run.samples)) == []
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from oxrl.runs.directory import open_run
-from oxrl.runs.recorder import Recorder
-recorder = Recorder(open_run(Path(sys.argv[1]), "run: {name: x}", resume=True))
-for step in range(1, 10**9):
-    recorder.record_step(step, {"reward/mean": 1 / step})
-    recorder.record_samples([{"uid": str(step), "response": "x" * 500}])
-"""
+def record_for_ever(folder: Path) -> None:
+    recorder = Recorder(open_run(folder, "run: {name: x}", resume=True))
+    for step in range(1, 10**9):
+        recorder.record_step(step, {"reward/mean": 1 / step})
+        recorder.record_samples([{"uid": str(step), "response": "x" * 500}])
 
 
 def test_a_killed_process_loses_no_line_it_recorded(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) as process:
-        deadline = time.monotonic() + 60
-        while (
-            not (tmp_path / "samples.jsonl").exists()
-            or (tmp_path / "samples.jsonl").stat().st_size < 100_000
-        ):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    process = forked(record_for_ever, tmp_path)
+    process.start()
+    deadline = time.monotonic() + 60
+    while (
+        not (tmp_path / "samples.jsonl").exists()
+        or (tmp_path / "samples.jsonl").stat().st_size < 100_000
+    ):
+        assert process.exitcode is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.join()
     metrics = list(read_records(tmp_path / "metrics.jsonl"))
     samples = list(read_records(tmp_path / "samples.jsonl"))
     assert [record["step"] for record in metrics] == list(range(1, len(metrics) + 1))
