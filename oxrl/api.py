@@ -168,7 +168,7 @@ class Run:
     @property
     def config(self) -> Json:
         """Every field that the run reads, by its dotted name."""
-        return recorded_config(self.path)
+        return {**recorded_config(self.path)}
 
     @property
     def metrics(self) -> DataFrame:

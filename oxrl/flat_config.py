@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ Changes = dict[str, tuple[Any, Any]]
 MOST_CONFIG = 200_000
 
 
+@lru_cache
 def flatten_config(config_yaml: str) -> Flat:
-    """Dotted path -> value of every field of a resolved config."""
-    return deepcopy(_flat(config_yaml))
+    """Dotted path -> value of every field of a resolved config, to be read only.
 
-
-@lru_cache(maxsize=8)  # a run that goes on reads the same text several times
-def _flat(config_yaml: str) -> Flat:
+    A run that goes on reads one text several times, and parsing is most of its start.
+    """
     sections = YAML(typ="safe", pure=True).load(config_yaml) or {}
     return {
         f"{section}.{name}": value
@@ -52,7 +50,8 @@ def differences(
     def ordered(value: object) -> object:  # the files of data.train draw by their place among them
         return list(value.items()) if isinstance(value, Mapping) else value
 
-    old, new = with_parts(old), with_parts(new)
+    old = with_parts(old)
+    new = with_parts(new)
     found: Changes = {}
     for path in {**old, **new}:
         before = old.get(path, absent)
@@ -66,13 +65,13 @@ def with_parts(values: Mapping[str, Any]) -> Flat:
     """Flatten a config so that every field of a reward's parts has a path of its own."""
     found: Flat = {}
     for path, value in values.items():
-        if path != PARTS or not isinstance(value, Mapping):
+        if path == PARTS and isinstance(value, Mapping):
+            for name, part in value.items():
+                fields = part if isinstance(part, Mapping) else {"name": part}
+                for field_name, inner in fields.items():
+                    found[f"{PARTS}.{name}.{field_name}"] = inner
+        else:
             found[path] = value
-            continue
-        for name, part in value.items():
-            fields = part if isinstance(part, Mapping) else {"name": part}
-            for field_name, inner in fields.items():
-                found[f"{PARTS}.{name}.{field_name}"] = inner
     return found
 
 
