@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checks_here import planned
 from command_line import oxrl
 
 from oxrl.tables.policy import ROWS
@@ -47,15 +48,31 @@ def call(
     )
 
 
+# In place of the process in which `oxrl plan` has its checks made, which imports everything: one that
+# finds everything in order.
+CHECKS = """\
+import sys
+from oxrl.usercode.messages import Replies
+Replies(int(sys.argv[1])).answer_all(lambda request: {"state": "ok", "text": "in order"})
+"""
+PLAN = (
+    "import sys\nfrom oxrl.plan import preflight_process\n"
+    "sys.path.append('.')\npreflight_process.__name__ = 'checks'\n"
+)
+
+
 def loaded(folder: Path, *arguments: str) -> list[str]:
     """Heavy libraries that `oxrl ARGUMENTS` imports."""
     heavy = ("torch", "transformers", "mlflow", "ray", "numpy", "pyarrow", "math_verify")
-    program = (
+    (folder / "checks.py").write_text(CHECKS)
+    program = (PLAN if arguments[0] == "plan" else "") + (
         f"import sys\nfrom oxrl.cli import main\nsys.argv = ['oxrl', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"print('loaded', *[name for name in {heavy!r} if name in sys.modules])"
     )
-    return call(folder, sys.executable, "-c", program).stdout.splitlines()[-1].split()[1:]
+    done = call(folder, sys.executable, "-c", program)
+    assert "in order" in done.stdout or arguments[0] != "plan", done.stderr
+    return done.stdout.splitlines()[-1].split()[1:]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +171,7 @@ def test_wrong_use_exits_with_2_and_says_what_is_wrong(
 def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(
     folder: Path,
 ) -> None:
-    result = oxrl("plan", "run.yaml", "train.clip_low=-0.2", folder=folder)
+    result = planned("run.yaml", "train.clip_low=-0.2", folder=folder)
     assert result.returncode == 0
     assert "4 prompts x 2 samples = 8 rows per rollout step" in result.stdout
     assert result.stderr.count("warning:") == 1
@@ -184,18 +201,18 @@ def test_models_are_had_without_the_libraries_that_only_others_need(
 
 
 def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: Path) -> None:
-    shown = call(folder, OXRL, "config", "show", "run.yaml", "train.lr=3e-6").stdout
+    shown = oxrl("config", "show", "run.yaml", "train.lr=3e-6", folder=folder).stdout
     (folder / "shown.yaml").write_text(shown)
-    assert call(folder, OXRL, "config", "show", "shown.yaml").stdout == shown
+    assert oxrl("config", "show", "shown.yaml", folder=folder).stdout == shown
     assert (
-        call(folder, OXRL, "config", "diff", "run.yaml", "shown.yaml").stdout
+        oxrl("config", "diff", "run.yaml", "shown.yaml", folder=folder).stdout
         == "train.lr: 1e-06 -> 3e-06\n"
     )
-    assert json.loads(call(folder, OXRL, "config", "schema").stdout)["title"] == "Config"
+    assert json.loads(oxrl("config", "schema", folder=folder).stdout)["title"] == "Config"
 
 
 def test_the_table_lists_every_algorithm(folder: Path) -> None:
-    lines = call(folder, OXRL, "algorithms").stdout.splitlines()
+    lines = oxrl("algorithms", folder=folder).stdout.splitlines()
     row = next(line for line in lines if line.startswith("ppo "))
     assert row.split() == [
         "ppo",
@@ -260,7 +277,7 @@ def test_a_door_refuses_the_other_kind_of_algorithm(
     (folder / "door.yaml").write_text(
         text + ("" if algorithm != "sft" else "train: {alg_name: sft}\n")
     )
-    result = call(folder, sys.executable, ROOT / script, "--config", "door.yaml")
+    result = oxrl("--config", "door.yaml", folder=folder, script=ROOT / script)
     assert result.returncode == 2
     assert f"{other} door.yaml" in result.stderr
 

@@ -82,12 +82,24 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """A module and every statement in it, however deep; no expressions, which hold none."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inside = getattr(node, part, None)
+            if isinstance(inside, list):
+                left += inside
+
+
 @cache
 def classes() -> dict[str, list[Class]]:
     """Every class of the packages by its name; two classes of one name are both asked."""
     found: dict[str, list[Class]] = {}
     for path in (*PACKAGE.rglob("*.py"), *BESIDE.rglob("*.py")):
-        for node in ast.walk(parsed(path)):
+        for node in statements(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(read_class(node))
     return found
@@ -290,7 +302,7 @@ def test_no_docstring_opens_with_a_riddle() -> None:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found: list[str] = []
     for path in (*sorted(PACKAGE.rglob("*.py")), *sorted(BESIDE.rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(parsed(path)):
             if isinstance(node, documented) and RIDDLE.match(ast.get_docstring(node) or ""):
                 found.append(f"{path.relative_to(ROOT)} {getattr(node, 'name', '')}")
     assert found == []
