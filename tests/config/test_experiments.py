@@ -5,14 +5,17 @@ fits.
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from checks_here import examine_here
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from oxrl.cli import app
-from oxrl.config import load_config
+from oxrl.config import Config, load_config
 from oxrl.config.reads import read_values
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.dims import model_dims
@@ -25,9 +28,17 @@ IN_CI = ("rl_1.5b_2gpus", "sft_7b_8gpus")
 DEVICE = 60e9
 
 
+def examine_without_models(cfg: Config) -> list[tuple[str, str, str]]:
+    """The checks of a plan, which find no model in the hub's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", "no cache")
+        return [*examine_here(cfg)]
+
+
 @pytest.fixture
 def data(disk_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(disk_path)  # a plan looks for room for checkpoints
+    monkeypatch.setattr(import_module("oxrl.cli.plan"), "examine_apart", examine_without_models)
     folder = Path("data/gsm8k")
     folder.mkdir(parents=True)
     for part in ("train", "test"):

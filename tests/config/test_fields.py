@@ -6,6 +6,7 @@ the recipes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,15 +89,15 @@ FIXED = (
 )
 
 
-def reads(algorithm: str, path: str, **data: str) -> bool:
+@cache
+def read_by(algorithm: str, **data: str) -> frozenset[str]:
+    """The fields that a run of an algorithm reads, everything else by default."""
     sections = {
         "run": {"name": "x", "steps": 1},
         "model": {"name": "x"},
         "data": {"train": "t.jsonl", **data},
     }
-    return path in fields_read(
-        Config.model_validate({**sections, "train": {"alg_name": algorithm}})
-    )
+    return fields_read(Config.model_validate({**sections, "train": {"alg_name": algorithm}}))
 
 
 def reader(path: str) -> tuple[str, list[str]]:
@@ -179,7 +180,7 @@ def reader(path: str) -> tuple[str, list[str]]:
     if path == "rollout.max_staleness":
         return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]
     for algorithm in ROWS:
-        if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
+        if not ROWS[algorithm].unsupported and path in read_by(algorithm, eval="e.jsonl"):
             return algorithm, [held_out]
     return "sgrpo", [held_out, CELL_CHOICES[path]]
 
@@ -258,7 +259,11 @@ def test_a_field_that_is_not_read_is_refused_with_who_reads_it(
     text = "true" if value is True else "false" if value is False else str(value)
     for recipe in ("rl", "supervised"):
         algorithm = next(
-            (name for name, row in ROWS.items() if row.recipe == recipe and not reads(name, path)),
+            (
+                name
+                for name, row in ROWS.items()
+                if row.recipe == recipe and path not in read_by(name)
+            ),
             None,
         )
         if algorithm is None:
