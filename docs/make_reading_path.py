@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reading_path.md"
@@ -46,21 +46,25 @@ class Opened(NamedTuple):
     name: str
 
 
-def recorded_run(folder: Path, config: str = CONFIG, *more: str) -> dict[str, object]:
-    """What a run imported and, with "calls" as the last argument, what it called.
+def recorded_runs(folder: Path, *configs: str) -> list[dict[str, Any]]:
+    """What each of some runs imported, and what the first called.
 
     Args:
-        folder: for its files.
-        config: YAML, with {folder} for that.
+        folder: for their files.
+        configs: YAML, with {folder} for a folder of the run's own.
     """
-    (folder / "prompts.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 4)
-    (folder / "config.yaml").write_text(config.format(folder=folder))
-    found = folder / "found.json"
-    command = [sys.executable, str(PROGRAM), str(folder / "config.yaml"), str(found), *more]
+    files: list[Path] = []
+    for number, config in enumerate(configs):
+        own = folder / str(number)
+        own.mkdir()
+        (own / "prompts.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 4)
+        files.append(own / "config.yaml")
+        files[-1].write_text(config.format(folder=own))
+    command = [sys.executable, str(PROGRAM), *map(str, files), "--calls"]
     here = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'packages'}"}
     done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(found.read_text())
+    return [json.loads(file.with_suffix(".json").read_text()) for file in files]
 
 
 def reading_path(calls: Sequence[Sequence[str]]) -> list[Opened]:
@@ -98,7 +102,7 @@ def page(opened: Sequence[Opened]) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = recorded_run(Path(folder), CONFIG, "calls")
+        [run] = recorded_runs(Path(folder), CONFIG)
     PAGE.write_text(page(reading_path(run["calls"])), encoding="utf-8")
 
 

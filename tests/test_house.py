@@ -124,9 +124,9 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node.value.value, str)
 
 
-def code_lines(text: str, tree: ast.Module) -> int:
+def code_lines(text: str, nodes: list[ast.AST]) -> int:
     documented: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if is_docstring(node):
             documented.update(range(node.lineno, node.end_lineno + 1))
     count = 0
@@ -146,20 +146,21 @@ FOLDERS = sorted({path.parts[0] if len(path.parts) > 1 else "." for path in PLAC
 
 # Read when a test asks: every process of tests imports this file, and few run its tests.
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(PLACES[path].read_text(encoding="utf-8"))
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(PLACES[path].read_text(encoding="utf-8")))]
 
 
 @cache
 def figures(path: Path) -> Figures:
-    tree = parsed(path)
+    nodes = nodes_of(path)
     text = PLACES[path].read_text(encoding="utf-8")
-    found = Figures(lines=code_lines(text, tree))
-    for node in ast.walk(tree):
-        found.nodes += 1
+    found = Figures(nodes=len(nodes), lines=code_lines(text, nodes))
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            found.any += node.id == "Any"
+            continue
         found.statements += isinstance(node, ast.stmt)
         found.branches += isinstance(node, BRANCHES)
-        found.any += isinstance(node, ast.Name) and node.id == "Any"
         if isinstance(node, ONE_LINERS) and node.lineno == node.end_lineno:
             found.dense += size(node) > DENSE_NODES
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
@@ -220,7 +221,7 @@ def inner_imports() -> Iterator[tuple[Path, int]]:
         if PLACES[path].is_relative_to(BESIDE):
             continue
         found: set[int] = set()
-        for function in ast.walk(parsed(path)):
+        for function in nodes_of(path):
             if isinstance(function, FUNCTIONS):
                 inside = [node for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
                 own = [node for node in inside if (node.module or "").startswith("oxrl")]
@@ -238,7 +239,7 @@ def test_few_imports_stand_inside_functions_and_each_says_why() -> None:
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in PLACES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, FUNCTIONS):
                 yield path, node
 
@@ -273,7 +274,7 @@ def test_maths_and_tables_name_their_functions() -> None:
     found: list[str] = []
     for path in PLACES:
         if path.parts[0] in ("functional", "tables"):
-            lambdas = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Lambda)]
+            lambdas = [node for node in nodes_of(path) if isinstance(node, ast.Lambda)]
             found += [f"{path}:{node.lineno}" for node in lambdas]
     assert found == []
 
@@ -308,19 +309,19 @@ def page_of_the_path() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def default_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     maker = page_of_the_path()
-    return maker["recorded_run"](tmp_path_factory.mktemp("driver"), maker["CONFIG"], "calls")
-
-
-@pytest.fixture(scope="module")
-def usual_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    maker = page_of_the_path()
-    config = maker["CONFIG"]
+    usual = maker["CONFIG"]
     for before, after in USUAL.items():
-        assert before in config
-        config = config.replace(before, after)
-    return maker["recorded_run"](tmp_path_factory.mktemp("usual"), config)
+        assert before in usual
+        usual = usual.replace(before, after)
+    found = maker["recorded_runs"](tmp_path_factory.mktemp("runs"), maker["CONFIG"], usual)
+    return dict(zip(("default", "usual"), found, strict=True))
+
+
+@pytest.fixture
+def default_run(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return runs["default"]
 
 
 def test_a_default_run_imports_a_small_driver_and_no_feature_that_it_does_not_use(
@@ -349,9 +350,8 @@ def files_read(run: dict[str, Any]) -> list[Figures]:
 
 
 @pytest.mark.parametrize("kind", MOST_READ)
-def test_a_run_reads_few_files(kind: str, request: pytest.FixtureRequest) -> None:
-    run = request.getfixturevalue(f"{kind}_run")
-    read = files_read(run)
+def test_a_run_reads_few_files(kind: str, runs: dict[str, dict[str, Any]]) -> None:
+    read = files_read(runs[kind])
     total = sum((found.nodes for found in read), 0)
     say(f"a {kind} run imports {len(read)} files of {total} nodes")
     files, nodes = MOST_READ[kind]

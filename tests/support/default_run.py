@@ -1,15 +1,17 @@
-"""A run on a tiny model, which writes what it imported and what it called.
+"""Runs on a tiny model, each of which writes what it imported and what it called.
 
-    python tests/support/default_run.py CONFIG OUT.json [--calls]
+    python tests/support/default_run.py CONFIG.yaml... [--calls]
 
-`imported`: module -> its file. `calls`, where asked for: of the package, from the first delivery of
-weights to the end of the run, [event, file, qualified name, first line] for every call and return;
-what modules do while they are imported is left out.
+What is found goes to CONFIG.json. `imported`: module -> its file. `calls`, where asked for, of the
+first run: of the package, from the first delivery of weights to the end of the run, [event, file,
+qualified name, first line] for every call and return; what modules do while they are imported is
+left out. A run is forked from a process that has imported what every run imports first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -42,7 +44,6 @@ class Watch:
 
     def from_first_delivery(self) -> None:
         """Begin there: before it, everything is imported, which takes long to watch."""
-        import_model_classes()  # first, as a run does
         from oxrl.engines.delivery import SharedWeights
 
         deliver = SharedWeights.deliver
@@ -55,16 +56,30 @@ class Watch:
         SharedWeights.deliver = watched
 
 
-def main(config: str, out: str, calls: str = "") -> None:
+def record(config: Path, *, calls: bool) -> None:
     watch = Watch()
     if calls:
         watch.from_first_delivery()
     try:
-        app(["train", config])
+        app(["train", str(config)])
     finally:
         sys.setprofile(None)
         files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-        Path(out).write_text(json.dumps({"imported": files, "calls": watch.calls}))
+        found = {"imported": files, "calls": watch.calls}
+        config.with_suffix(".json").write_text(json.dumps(found))
+
+
+def main(*words: str) -> None:
+    import_model_classes()
+    calls = "--calls" in words
+    for config in words[: -1 if calls else None]:
+        child = os.fork()
+        if not child:
+            record(Path(config), calls=calls and config == words[0])
+            return
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
