@@ -25,11 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "one_page"
 # Constant of the page that says how long it runs, its value here, and optimizer steps of the run.
 LENGTHS = {
-    "sgrpo": ("BATCHES", 3, 6),
+    "sgrpo": ("BATCHES", 2, 4),
     "ppo": ("BATCHES", 2, 4),
     "sft": ("STEPS", 3, 3),
     "dpo": ("STEPS", 3, 3),
 }
+# Prompts of a batch, fewer than on the page.
+PROMPTS = {"sgrpo": 8, "ppo": 12}
 PAGES = [*LENGTHS]
 SAMPLING = ["sgrpo", "ppo"]
 CLOSE = 1e-6
@@ -130,7 +132,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     start: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Page, Path]]:
-    """`both(name)`: the page and the directory of its run, three steps of each, computed once."""
+    """`both(name)`: the page and the directory of its run, some steps of each, computed once."""
     known: dict[str, tuple[Page, Path]] = {}
 
     def compute(name: str) -> tuple[Page, Path]:
@@ -145,6 +147,8 @@ def both(
 def short_page(name: str, start: Path, folder: Path, **changed: object) -> Page:
     length, value, _ = LENGTHS[name]
     given = {length: value, "MODEL": str(start), "OUT": str(folder / "page")}
+    if name in SAMPLING:
+        given["PROMPTS"] = PROMPTS[name]
     return run_page(name, folder, **given, **changed)
 
 
@@ -156,7 +160,7 @@ def short_run(name: str, start: Path, directory: Path, *overrides: str) -> Path:
         "run.mlflow=false",
     ]
     if name in SAMPLING:
-        given.append("run.record=tokens")
+        given += [f"data.prompts_per_step={PROMPTS[name]}", "run.record=tokens"]
     run(load_config(FOLDER / f"{name}.yaml", [*given, *overrides]))
     return directory
 

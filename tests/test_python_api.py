@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pandas
 import pytest
 from figures import SEED, THREADS, Learned
@@ -46,10 +47,11 @@ def config(folder: Path, name: str = "run", steps: int = 2, **sections: Any) -> 
     }
 
 
-def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(
+def test_oxrl_is_imported_lightly_and_the_page_runs_as_it_stands(
     tmp_path: Path, learned: Learned
 ) -> None:
     light = "import sys, oxrl\nassert not {'torch', 'pandas', 'pydantic'} & set(sys.modules)\n"
+    subprocess.run([sys.executable, "-c", light], timeout=60, check=True)
     after = (
         "assert list(run.metrics['step']) == [*range(1, 21)] and 'system/chain' not in run.metrics\n"
         "assert len(run.samples) == 20 * 128 and run.samples['reward'].between(0, 1).all()\n"
@@ -60,18 +62,11 @@ def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(
         "assert again.evaluate(dataset=rows[:3])['eval/responses'] == 3\n"
         "assert again.config['reward.name'] == 'python:digits'\n"
     )
-    page = light + BLOCKS[0] + after + BLOCKS[1] + BLOCKS[2]
+    page = BLOCKS[0] + after + BLOCKS[1] + BLOCKS[2]
     if SEED:
         page = page.replace("run_seed=0", f"run_seed={SEED}")
     (tmp_path / "page.py").write_text(page)
-    done = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = command_line.oxrl(folder=tmp_path, script=tmp_path / "page.py")
     assert done.returncode == 0, done.stderr
     [ends] = [line for line in done.stdout.splitlines() if line.startswith("first example")]
     first, last = map(float, ends.split()[2:])
@@ -82,10 +77,8 @@ def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(
     assert (tmp_path / "my-checkpoint" / "model.safetensors").is_file()
     written = (tmp_path / "runs/notebook/given/train.jsonl").read_text().splitlines()
     assert len(written) == 25
-    command = [sys.executable, "-m", "oxrl", "train", "runs/notebook/config.yaml", "--resume"]
-    refused = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    resumed = ("train", "runs/notebook/config.yaml", "--resume")
+    refused = command_line.oxrl(*resumed, folder=tmp_path)
     assert refused.returncode == 2
     assert "oxrl.train(..., reward=digits, resume=True)" in refused.stderr
     assert "Traceback" not in refused.stderr
