@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from samplers import lively
 from transformers import PreTrainedModel
 
 from oxrl.engines.delivery import SharedWeights
+from oxrl.engines.delivery import sync as sync_module
 from oxrl.engines.delivery.proof import (
     Compared,
     Forwards,
@@ -38,8 +41,13 @@ Attack = Callable[[Bucket], Bucket]
 SAME_SHAPE = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight")
 
 
-def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+@cache
+def _made(seed: int, dtype: torch.dtype) -> PreTrainedModel:
     return load_policy("builtin:tiny", LoadOptions(seed=seed, dtype=dtype))
+
+
+def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return deepcopy(_made(seed, dtype))
 
 
 class Remote(LocalSampler):
@@ -64,7 +72,12 @@ class Remote(LocalSampler):
 def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> WeightSync:
     """`new_model` is one of the options too."""
     new_model = options.pop("new_model", lambda: _model(9))
-    defaults: dict[str, Any] = {"dtype": torch.float32, "vocabulary": 261, "temperature": 1.0}
+    defaults: dict[str, Any] = {
+        "dtype": torch.float32,
+        "vocabulary": 261,
+        "temperature": 1.0,
+        "probe_tokens": 128,
+    }
     return WeightSync(
         policy or LocalTrainer(_model(0), TrainerOptions(lr=1e-3)),
         sampler,
@@ -360,7 +373,13 @@ def test_right_weights_that_are_used_otherwise_are_caught_by_limits_measured_wit
 ) -> None:
     policy = LocalTrainer(lively("builtin:tiny", 0, dtype), TrainerOptions(lr=1e-3))
     sampler = Sharper(lively("builtin:tiny", 5, dtype))
-    sync = _sync(sampler, policy, dtype=dtype, new_model=lambda: lively("builtin:tiny", 9, dtype))
+    sync = _sync(
+        sampler,
+        policy,
+        dtype=dtype,
+        new_model=lambda: lively("builtin:tiny", 9, dtype),
+        probe_tokens=512,
+    )
     sync.deliver(0)
     assert sync.metrics()["sync/probe_limit_share"] < 1
     sampler.temperature = 1.05 if dtype == torch.bfloat16 else 1.0001
@@ -416,7 +435,10 @@ def _rollouts(count: int) -> list[Rollout]:
     ]
 
 
-def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
+def test_the_probe_is_made_of_the_newest_samples_once_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync_module, "REFRESH", 5)
     rollouts = _rollouts(4)
     sync = _sync(Remote(_model(5)), probe_tokens=200, probe_every=0)
     sync.deliver(0)
@@ -428,7 +450,7 @@ def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
     sync.remember(rollouts[:1])
     sync.deliver(2)
     assert sync.rows == [[8] * 64] * 4
-    for version in range(3, 52):
+    for version in range(3, 7):
         sync.deliver(version)
     # Newer samples after a while; what they are too few for, the fixed rows add.
     assert sync.rows == [[8] * 64, *fixed_rows(261, 200 - 63)]
