@@ -137,8 +137,8 @@ def run_on_a_slow_disk(cfg: Config) -> None:
 def test_a_run_killed_while_it_writes_beside_training_equals_one_that_was_not(
     tmp_path: Path,
 ) -> None:
-    whole = sft_config(tmp_path, "whole", ["run.steps=30"])
-    killed = sft_config(tmp_path, "killed", [*ASYNC, "run.steps=30"])
+    whole = sft_config(tmp_path, "whole", ["run.steps=16"])
+    killed = sft_config(tmp_path, "killed", [*ASYNC, "run.steps=16"])
     run(whole)
     chance = random.Random(1)
     hits = 0
