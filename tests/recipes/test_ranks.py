@@ -116,9 +116,10 @@ def test_ranks_do_what_one_process_does(
     tmp_path: Path, algorithm: str, world: int, backend: str
 ) -> None:
     train = {"reference_sync_steps": 2} if algorithm == "tr_dpo" else {}
-    one = configure(tmp_path, "one", algorithm, 1, "local", train=train)
+    steps = {"run": {"steps": 4}, "train": train}
+    one = configure(tmp_path, "one", algorithm, 1, "local", **steps)
     run(one)
-    several = configure(tmp_path, "several", algorithm, world, backend, train=train)
+    several = configure(tmp_path, "several", algorithm, world, backend, **steps)
     run_ranks(world, run_where_only_rank_0_may_write, several)
     assert_same_lines(several.run.directory, one.run.directory)
 
@@ -164,9 +165,9 @@ def wait_for_lines(cfg: Config, count: int, ranks: list[Any]) -> None:
 def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
     tmp_path: Path, world: int, lost: int, backend: str
 ) -> None:
-    whole = configure(tmp_path, "whole", "sft", 1, "local", run={"steps": 30}, train=SLOW)
+    whole = configure(tmp_path, "whole", "sft", 1, "local", run={"steps": 16}, train=SLOW)
     run(whole)
-    cfg = configure(tmp_path, "killed", "sft", world, backend, run={"steps": 30}, train=SLOW)
+    cfg = configure(tmp_path, "killed", "sft", world, backend, run={"steps": 16}, train=SLOW)
     ranks = start_ranks(world, tmp_path / "log", run, cfg)
     wait_for_lines(cfg, 3, ranks)
     os.kill(ranks[lost].pid or 0, signal.SIGKILL)
@@ -343,6 +344,7 @@ def test_adapters_train_on_ranks_as_on_one(
     backend: str,
 ) -> None:
     base["lora"] |= lora
+    base["run"] = {"steps": 4}
     one = configure(tmp_path, "one", algorithm, 1, "local", **base)
     run(one)
     stages = {"zero_stage": 2} if algorithm == "sft" else {"zero_stage": 3}

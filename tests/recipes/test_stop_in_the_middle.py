@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,21 @@ def assert_same(stopped: Path, whole: Path) -> None:
 STALE = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Run directories of what was never stopped: one for all that differ only in what they save."""
+
+    @cache
+    def directory(*, ahead: bool = False, eval_every: int = 4) -> Path:
+        rollout = {"rollout": STALE} if ahead else {}
+        run = {"eval_every": eval_every}
+        cfg = config(tmp_path_factory.mktemp("whole"), "run", run=run, **rollout)
+        finish(cfg)
+        return cfg.run.directory
+
+    return directory
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("where", "number", "after", "sections"),
@@ -128,22 +145,29 @@ STALE = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_p
     ],
 )
 def test_a_signal_while_rewards_hang_ends_the_run_and_resume_gives_the_uninterrupted_one(
-    tmp_path: Path, where: str, number: int, after: int, sections: dict[str, dict[str, Any]]
+    tmp_path: Path,
+    uninterrupted: Callable[..., Path],
+    where: str,
+    number: int,
+    after: int,
+    sections: dict[str, dict[str, Any]],
 ) -> None:
-    whole, stopped = (config(tmp_path / name, "run", **sections) for name in ("whole", "stopped"))
+    stopped = config(tmp_path, "run", **sections)
     stop_while_hanging(stopped, where, number, after=after)
     finish(stopped)
-    finish(whole)
-    assert_same(stopped.run.directory, whole.run.directory)
+    eval_every = sections.get("run", {}).get("eval_every", 4)
+    whole = uninterrupted(ahead="rollout" in sections, eval_every=eval_every)
+    assert_same(stopped.run.directory, whole)
 
 
-def test_a_stop_that_is_asked_twice_in_the_same_evaluation_still_resumes(tmp_path: Path) -> None:
-    whole, stopped = (config(tmp_path / name, "run") for name in ("whole", "stopped"))
+def test_a_stop_that_is_asked_twice_in_the_same_evaluation_still_resumes(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    stopped = config(tmp_path, "run")
     for _ in range(2):
         stop_while_hanging(stopped, "held_out", signal.SIGTERM)
     finish(stopped)
-    finish(whole)
-    assert_same(stopped.run.directory, whole.run.directory)
+    assert_same(stopped.run.directory, uninterrupted())
 
 
 def test_the_deadline_reaches_rewards_and_evaluations(tmp_path: Path) -> None:
@@ -172,8 +196,8 @@ def test_a_signal_during_an_evaluation_on_given_rows_is_seen_between_two_batches
 
     def with_evaluation(name: str) -> Config:
         folder = tmp_path / name
-        cfg = make(folder, "run")
-        return make(folder, "run", data={"eval": cfg.data.train}, run={"eval_every": 2})
+        data = {"eval": make(folder, "run").data.train}
+        return make(folder, "run", data=data, run={"steps": 4, "eval_every": 2})
 
     whole, stopped = with_evaluation("whole"), with_evaluation("stopped")
     run(whole)
