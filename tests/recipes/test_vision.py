@@ -14,6 +14,7 @@ from figures import SEED, THREADS, Learned
 from PIL import Image
 from rewards_here import DIGITS
 from torch import Tensor
+from torch.nn import Module
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageTextToText,
@@ -146,30 +147,41 @@ def batch_of(cfg: Config) -> Any:
     return to_supervised_batch(data.in_order(), 0, images=parts_of(cfg).images)
 
 
-def gradient(model: str, batch: Any, parts: list[list[int]], budget: int) -> Tensor:
-    trainer = LocalTrainer(load_policy(model), TrainerOptions(lr=1e-3, micro_batch_tokens=budget))
+@pytest.fixture(scope="module")
+def policy(model: str) -> Module:
+    """Of tests that change none of its weights."""
+    return load_policy(model)
+
+
+def gradient(policy: Module, batch: Any, parts: list[list[int]], budget: int) -> Tensor:
+    policy.zero_grad()
+    trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3, micro_batch_tokens=budget))
     for part in parts:
         trainer.forward_backward(batch.select(torch.tensor(part)), loss_fn, WANT)
     flat = [value.flatten() for _, value in trainer.gradients()]
     return torch.cat(flat)
 
 
-def test_the_gradient_does_not_depend_on_how_rows_are_cut(folder: Path, model: str) -> None:
+def test_the_gradient_does_not_depend_on_how_rows_are_cut(
+    folder: Path, model: str, policy: Module
+) -> None:
     batch = batch_of(config(folder, model))
     assert batch.inputs.extras["pixel_values"].row_offsets[1] == 0  # the first row has no image
     everything = [list(range(5))]
-    whole = gradient(model, batch, everything, 10**6)
+    whole = gradient(policy, batch, everything, 10**6)
     for parts, budget in (
         ([[row] for row in range(5)], 10**6),
         ([[4, 2], [0, 3], [1]], 10**6),
         (everything, 150),
         (everything, 1),
     ):
-        found = gradient(model, batch, parts, budget)
+        found = gradient(policy, batch, parts, budget)
         assert float((found - whole).abs().max() / whole.abs().max()) < 1e-6
 
 
-def test_packed_rows_have_the_gradient_of_rows_apart(folder: Path, model: str) -> None:
+def test_packed_rows_have_the_gradient_of_rows_apart(
+    folder: Path, model: str, policy: Module
+) -> None:
     cfg = config(folder, model)
     data = ConversationDataset.load(
         cfg.data.train_files[0],
@@ -183,15 +195,15 @@ def test_packed_rows_have_the_gradient_of_rows_apart(folder: Path, model: str) -
     packed = to_supervised_batch(examples, 0, images=images, pack_tokens=2 * longest)
     rows = len(packed.inputs)
     assert rows < 5 and packed.inputs.position_ids is not None
-    whole = gradient(model, apart, [list(range(5))], 10**6)
+    whole = gradient(policy, apart, [list(range(5))], 10**6)
     for parts, budget in (([list(range(rows))], 10**6), ([[row] for row in range(rows)], 1)):
-        found = gradient(model, packed, parts, budget)
+        found = gradient(policy, packed, parts, budget)
         assert float((found - whole).abs().max() / whole.abs().max()) < 1e-6
 
 
-def test_every_part_of_the_model_learns(folder: Path, model: str) -> None:
+def test_every_part_of_the_model_learns(folder: Path, model: str, policy: Module) -> None:
     batch = batch_of(config(folder, model))
-    policy = load_policy(model)
+    policy.zero_grad()
     trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3))
     trainer.forward_backward(batch, loss_fn, WANT)
     parts = part_of(policy)
@@ -199,8 +211,7 @@ def test_every_part_of_the_model_learns(folder: Path, model: str) -> None:
     assert moved == {"vision", "projector", "language"}
 
 
-def test_a_text_is_read_as_by_the_language_model_alone(folder: Path, model: str) -> None:
-    policy: Any = load_policy(model)
+def test_a_text_is_read_as_by_the_language_model_alone(policy: Any) -> None:
     body = policy.base_model
     language = getattr(body, "language_model", None) or body.text_model
     tokens = torch.tensor([[2, 70, 80, 90, 1, 3, 100, 110, 1]])
@@ -210,25 +221,24 @@ def test_a_text_is_read_as_by_the_language_model_alone(folder: Path, model: str)
     assert torch.equal(ours, alone) or float((ours - alone).abs().max()) < 1e-6
 
 
-def sampled(cfg: Config, samples: int = 3, temperature: float = 1.0) -> Any:
+def sampled(cfg: Config, policy: Module, samples: int = 3) -> Any:
     tokenizer = load_tokenizer(cfg.model.name)
-    policy = load_policy(cfg.model.name)
     path = str(Path(cfg.data.train_files[0]).with_name("prompts.jsonl"))
     prompts = PromptDataset.load(path, tokenizer, parts_of(cfg).row_options(held_out=False))
     sampler = parts_of(cfg).local_sampler(policy)
-    sampling = Sampling(max_tokens=8, stop_token_ids=(1,), temperature=temperature)
+    sampling = Sampling(max_tokens=8, stop_token_ids=(1,), temperature=1.0)
     draws = list(enumerate(prompts.in_order()))
     requests = make_requests(draws, samples=samples, sampling=sampling, run_seed=0)
     done = generate(sampler, requests, deadline_s=60)
-    return policy, sampler, requests, done
+    return sampler, requests, done
 
 
-def test_samples_have_the_trainers_logprobs(folder: Path, model: str) -> None:
+def test_samples_have_the_trainers_logprobs(folder: Path, model: str, policy: Module) -> None:
     from oxrl.data.batching import to_rollout_batch
     from oxrl.types import Rollout, Score
 
     cfg = config(folder, model)
-    policy, sampler, requests, done = sampled(cfg)
+    sampler, requests, done = sampled(cfg, policy)
     rollouts = [
         Rollout(
             prompt=request.prompt,
@@ -253,8 +263,8 @@ def test_samples_have_the_trainers_logprobs(folder: Path, model: str) -> None:
 
 def test_a_still_tower_reads_an_image_once(folder: Path, model: str) -> None:
     cfg = config(folder, model)
-    _, _, requests, expected = sampled(cfg)
     policy: Any = load_policy(model)
+    _, requests, expected = sampled(cfg, policy)
     freeze(policy, "vision+projector")
     family = family_of(policy)
     assert family is not None
@@ -278,7 +288,9 @@ def test_a_still_tower_reads_an_image_once(folder: Path, model: str) -> None:
     assert len(read) > first  # weights were copied: what was kept is not trusted
 
 
-def test_equal_tokens_with_other_images_are_other_prompts(folder: Path, model: str) -> None:
+def test_equal_tokens_with_other_images_are_other_prompts(
+    folder: Path, model: str, policy: Module
+) -> None:
     names = [write_image(folder / f"same{n}.png", 32, 32, seed=10 + n) for n in range(2)]
     rows = [{"prompt": "what?", "answer": "", "images": [name]} for name in names]
     place = folder / "same"
@@ -287,7 +299,7 @@ def test_equal_tokens_with_other_images_are_other_prompts(folder: Path, model: s
     for name in names:
         (place / name).write_bytes((folder / name).read_bytes())
     cfg = config(place, model, data={"train": str(place / "prompts.jsonl")})
-    _, _, requests, done = sampled(cfg, samples=1)
+    _, requests, done = sampled(cfg, policy, samples=1)
     assert requests[0].prompt.token_ids == requests[1].prompt.token_ids
     assert done[0].segments[0].logprobs[0] != done[1].segments[0].logprobs[0]
 
@@ -302,7 +314,7 @@ def test_tokens_of_images_have_no_probability(folder: Path, model: str) -> None:
     # A policy that wants nothing else.
     with torch.no_grad():
         policy.get_output_embeddings().weight[never] *= 1e4
-    _, _, _, done = sampled(cfg)
+    _, _, done = sampled(cfg, policy)
     assert not banned & {token for completion in done for token in completion.token_ids}
     tokens = torch.tensor([[2, 70, 80, 90, 100, 110]])
     trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3))
@@ -445,18 +457,18 @@ def values(path: Path) -> list[dict[str, Any]]:
 def test_a_run_that_goes_on_is_the_run_that_never_stopped(folder: Path) -> None:
     import shutil
 
-    whole = rl(folder, "whole", run={"steps": 4, "checkpoint_every": 2})
+    whole = rl(folder, "whole")
     run(whole)
-    first = rl(folder, "first", run={"steps": 2, "checkpoint_every": 2})
+    first = rl(folder, "first", run={"steps": 1})
     run(first)
-    # As a run of four steps that was killed after two: the same but for how far it was to go.
+    # As a run of two steps that was killed after one: the same but for how far it was to go.
     (folder / "first" / "result.json").unlink()
-    then = rl(folder, "first", run={"steps": 4, "checkpoint_every": 2})
+    then = rl(folder, "first")
     run(then, resume=True, accept=["run.steps"])
     assert values(folder / "whole" / "metrics.jsonl") == values(folder / "first" / "metrics.jsonl")
     for file in ("model.safetensors", "optimizer_exp_avg-00000.safetensors"):
         ends = [
-            folder / name / "checkpoints" / "step_00000004" / file for name in ("whole", "first")
+            folder / name / "checkpoints" / "step_00000002" / file for name in ("whole", "first")
         ]
         assert ends[0].read_bytes() == ends[1].read_bytes()
     lines = [json.loads(line) for line in (folder / "whole" / "samples.jsonl").open()]
