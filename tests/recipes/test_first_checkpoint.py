@@ -24,7 +24,7 @@ from oxrl.config import Config
 from oxrl.errors import CheckpointError, ConfigError, RunDirectoryError
 from oxrl.recipes.session import Session
 
-REFERENCE = ["run.first_checkpoint=reference", "run.checkpoint_every=0", "run.steps=3"]
+REFERENCE = ["run.first_checkpoint=reference", "run.checkpoint_every=0", "run.steps=2"]
 PPO = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3_plus", "kl_coeff": 0.1}
 
 
@@ -96,7 +96,7 @@ def test_another_model_in_the_place_of_the_first_is_refused_with_its_files(
 def test_replay_follows_the_reference(tmp_path: Path) -> None:
     cfg = rl_config(tmp_path, "replayed", REFERENCE)
     run(cfg)
-    seen = go_through(cfg.run.directory, last_step=3, begin=0)
+    seen = go_through(cfg.run.directory, last_step=2, begin=0)
     for place in random.Random(1).sample(range(16), 4):
         (found,) = compare_samples(cfg.run.directory, seen, 1, only=place, tolerance=0.0)
         assert found.equal

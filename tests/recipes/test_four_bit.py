@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,19 @@ BUILD = {
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model on disk, as an adapter needs it."""
-    folder = tmp_path / "base"
+    folder = tmp_path_factory.mktemp("made")
     save_model(load_policy("builtin:tiny", LoadOptions(seed=7)), folder)
     load_tokenizer("builtin:tiny").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def base(made: Path, tmp_path: Path) -> Path:
+    """The model, beside which a test has its runs."""
+    return Path(shutil.copytree(made, tmp_path / "base"))
 
 
 def config(base: Path, name: str, algorithm: str, overrides: tuple[str, ...] = ()) -> Config:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from figures import SEED, Learned
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.assembly.assemble import assemble
@@ -47,13 +49,19 @@ BUILD = {
 WANT = frozenset({"logprobs"})
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model on disk, as an adapter needs it."""
-    folder = tmp_path / "base"
+    folder = tmp_path_factory.mktemp("made")
     save_model(load_policy("builtin:tiny", LoadOptions(seed=7 + SEED)), folder)
     load_tokenizer("builtin:tiny").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def base(made: Path, tmp_path: Path) -> Path:
+    """The model, beside which a test has its runs."""
+    return Path(shutil.copytree(made, tmp_path / "base"))
 
 
 def config(
@@ -101,7 +109,7 @@ DORA = {"rank": 4, "dora": True, "rslora": True}
 def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     base: Path, algorithm: str, lora: dict[str, Any]
 ) -> None:
-    whole = config(base, "whole", algorithm, lora=lora)
+    whole = config(base, "whole", algorithm, ("run.steps=4",), lora=lora)
     run(whole)
     names = {path.name for path in newest(whole).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
@@ -118,13 +126,12 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     )
     assert all(line["update/grad_norm"] > 0 for line in metric_lines(whole.run.directory))
 
-    stopped = ("run.steps=4", "run.dir=" + str(base.parent / "part"))
-    part = config(base, "part", algorithm, stopped, lora=lora)
+    part = config(base, "part", algorithm, ("run.steps=2",), lora=lora)
     run(part)
     (part.run.directory / "result.json").unlink()
     written = part.run.directory / "config.yaml"
-    written.write_text(written.read_text().replace("steps: 4", "steps: 6"))
-    run(config(base, "part", algorithm, lora=lora), resume=True)
+    written.write_text(written.read_text().replace("steps: 2", "steps: 4"))
+    run(config(base, "part", algorithm, ("run.steps=4",), lora=lora), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
     assert (
         left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
@@ -215,14 +222,19 @@ def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
     }
     found: dict[tuple[int, int], float] = {}
     for path in sorted((run_directory / "rollouts").glob("*.samples.jsonl")):
-        for rollout in read_step(path).rollouts:
-            (segment,) = rollout.completion.segments
-            (version,) = set(segment.versions)
-            prompt = rollout.prompt.token_ids
-            tokens = torch.tensor([[*prompt, *segment.token_ids]])
-            for asked, policy in policies.items():
-                said = logits(policy, tokens)[:, :-1].log_softmax(-1)
-                own = said.gather(2, tokens[:, 1:, None]).flatten()[len(prompt) - 1 :]
+        rollouts = read_step(path).rollouts
+        whole = [
+            torch.tensor([*rollout.prompt.token_ids, *rollout.completion.segments[0].token_ids])
+            for rollout in rollouts
+        ]
+        tokens = pad_sequence(whole, batch_first=True)  # what is behind a row changes nothing in it
+        for asked, policy in policies.items():
+            logprobs = logits(policy, tokens)[:, :-1].log_softmax(-1)
+            said = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
+            for rollout, row in zip(rollouts, said, strict=True):
+                (segment,) = rollout.completion.segments
+                (version,) = set(segment.versions)
+                own = row[len(rollout.prompt.token_ids) - 1 :][: len(segment.logprobs)]
                 off = (own - torch.tensor(segment.logprobs)).abs().max().item()
                 found[version, asked] = max(off, found.get((version, asked), 0.0))
     return found
@@ -252,7 +264,11 @@ def test_the_reference_of_dpo_is_the_base(base: Path, learned: Learned) -> None:
     cfg = config(base, "adapted", "dpo", ("run.steps=14",))
     run(cfg)
     full = preference_config(
-        base.parent, "full", model={"name": str(base)}, train={"alg_name": "dpo", "lr": 1e-2}
+        base.parent,
+        "full",
+        model={"name": str(base)},
+        train={"alg_name": "dpo", "lr": 1e-2},
+        run={"steps": 1},
     )
     run(full)
     first, other = (metric_lines(c.run.directory)[0] for c in (cfg, full))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from figures import SEED, Learned
+from rewards_here import HARMLESS
 from test_vision import config, rl, write_rows
 from vision_families import write_family, write_image
 
@@ -24,6 +25,8 @@ from oxrl_datasets.prepare import PREPARERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = "builtin:tiny-vl"
+LONG = "def long(prompt, completion):\n    return 1.0\n"
+HARMLESS.add(LONG)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +73,10 @@ def test_given_judgements_of_images_are_learned(folder: Path, algorithm: str, fi
         algorithm,
         data={"train": path, "eval": path, "rows_per_step": 4},
         train={"alg_name": algorithm, "lr": 1e-3},
-        run={"steps": 3},
     )
     run(cfg)
     found = lines(folder, algorithm)
-    assert len(found) == 3 and not any(line["update/skipped"] for line in found)
+    assert len(found) == 2 and not any(line["update/skipped"] for line in found)
     assert all(line["update/grad_norm"] > 0 for line in found)
 
 
@@ -87,7 +89,7 @@ def test_other_rows_of_reinforcement_read_images(folder: Path, algorithm: str) -
 
 def test_kept_samples_are_imitated_with_their_images(folder: Path) -> None:
     reward = folder / "long.py"
-    reward.write_text("def long(prompt, completion):\n    return 1.0\n")
+    reward.write_text(LONG)
     cfg = config(
         folder,
         NAME,
@@ -122,6 +124,7 @@ def test_evaluations_of_supervised_runs_answer_with_images(folder: Path) -> None
         folder,
         NAME,
         "answered",
+        run={"steps": 1},
         data={"eval": str(folder / "rows.jsonl")},
         reward={"name": "exact"},
         rollout={"max_tokens": 4},
