@@ -50,11 +50,12 @@ def sample_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_an_environment_of_one_turn_gives_the_bytes_of_the_reward_it_wraps(tmp_path: Path) -> None:
-    plain = rl_config(tmp_path, "plain")
+    plain = rl_config(tmp_path, "plain", ["run.steps=3"])
     (tmp_path / "once.py").write_text(ONE_TURN)
     wrapped = rl_config(
         tmp_path,
         "wrapped",
+        ["run.steps=3"],
         environment={"name": f"{tmp_path / 'once.py'}:Once"},
         reward={"name": ""},
     )
@@ -111,7 +112,8 @@ def test_a_run_with_episodes_resumes_byte_for_byte(
             "force_strict_on_policy": staleness == 0,
         },
         "model": {"name": str(model)},
-        "run": {"steps": 8, "record": "tokens" if staleness == 0 else "text"},
+        "data": {"prompts_per_step": 2},
+        "run": {"steps": 7, "record": "tokens" if staleness == 0 else "text"},
     }
     whole = rl_config(tmp_path, "whole", **sections)
     cut = rl_config(tmp_path, "cut", **sections)
@@ -124,8 +126,8 @@ def test_a_run_with_episodes_resumes_byte_for_byte(
     turns = [len(line["turns"]) for line in sample_lines(whole.run.directory)]
     assert max(turns) == 3
     first = metric_lines(whole.run.directory)[0]
-    assert (first["episode/rows"] > 16) == (reads != "whole")
-    assert first["data/rows"] == 16  # episodes, whatever they are read in
+    assert (first["episode/rows"] > 8) == (reads != "whole")
+    assert first["data/rows"] == 8  # episodes, whatever they are read in
     assert all(line["end"] for line in sample_lines(whole.run.directory))
 
 
@@ -135,6 +137,7 @@ import random
 from oxrl.environments import Step
 
 class Uneven:
+    reusable = True
     def reset(self, prompt, seed):
         self.chance = random.Random(seed)
         self.even = self.chance.random() < 0.5

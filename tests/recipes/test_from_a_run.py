@@ -149,10 +149,11 @@ def reward_model(folder: Path) -> tuple[Path, Path, Path]:
     as `aside`.
     """
     train = {"alg_name": "reward_model", "lr": 1e-3}
-    cfg = preference_config(folder, "rm", ["run.steps=4"], train=train)
+    every = ["run.steps=2", "run.checkpoint_every=1"]
+    cfg = preference_config(folder, "rm", every, train=train)
     run(cfg)
-    older = cfg.run.directory / "checkpoints" / "step_00000002"
-    newer = cfg.run.directory / "checkpoints" / "step_00000004"
+    older = cfg.run.directory / "checkpoints" / "step_00000001"
+    newer = cfg.run.directory / "checkpoints" / "step_00000002"
     newer.rename(folder / "aside")
     return cfg.run.directory, older, newer
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import forked
 from command_line import oxrl as command
 from figures import THREADS
 
@@ -160,32 +160,29 @@ def test_generating_from_a_run_that_goes_on_keeps_its_checkpoint(
 
 
 # Stops for ever where the last save of a run is about to remove what it replaced.
-VICTIM = """
-import json, os, sys, time
-import oxrl
-rename = os.rename
-def stopped(source, place):
-    if ".tmp-removed-step_00000002" in str(place):
-        print("here", flush=True)
-        time.sleep(600)
-    rename(source, place)
-os.rename = stopped
-config, rows = json.loads(sys.argv[1])
-oxrl.train(config, dataset=rows)
-"""
+def stops_in_its_last_removal(made: Values, here: Path) -> None:
+    rename = os.rename
+
+    def stopped(source: Path, place: Path) -> None:
+        if ".tmp-removed-step_00000002" in str(place):
+            here.touch()
+            time.sleep(600)
+        rename(source, place)
+
+    os.rename = stopped
+    oxrl.train(made, dataset=ROWS)
 
 
 def test_a_run_killed_in_its_last_removal_leaves_no_more_than_a_quiet_one(tmp_path: Path) -> None:
     made = config(tmp_path, keep_checkpoints=1)
-    given = json.dumps([made, ROWS])
-    with subprocess.Popen(
-        [sys.executable, "-c", VICTIM, given], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line == "here\n":
-                break
-        process.send_signal(signal.SIGKILL)
+    here = tmp_path / "here"
+    process = forked(stops_in_its_last_removal, made, here)
+    process.start()
+    while not here.exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
     run = tmp_path / "run"
     assert len(steps_in(run)) > 1 and not (run / "result.json").exists()
     oxrl.train(made, dataset=ROWS, resume=True)

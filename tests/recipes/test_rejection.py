@@ -34,6 +34,10 @@ def short(prompt, completion):
     if Path(__file__).with_name("nothing_more").exists():
         raise RuntimeError("asked again")
     return float(len(completion) <= 2)
+
+def ended(prompt, completion):
+    """1 for every reply: of those of a random model one in seven ends, and is kept."""
+    return float(short(prompt, completion) >= 0)
 '''
 
 
@@ -42,10 +46,16 @@ def rft_config(folder: Path, name: str, *overrides: str, **sections: dict[str, A
     train = {"alg_name": "rft", "lr": 1e-2} | sections.pop("train", {})
     sampling = {"max_tokens": 40, "n_samples": 24}
     reward = {"name": f"{folder / 'short.py'}:short"} | sections.pop("reward", {})
-    data = {"rows_per_step": 8} | sections.pop("data", {})
+    data = {"rows_per_step": 8, "prompts_per_step": 24} | sections.pop("data", {})
     return rl_config(
         folder, name, overrides, train=train, rollout=sampling, reward=reward, data=data, **sections
     )
+
+
+def small_config(folder: Path, name: str, *overrides: str, **sections: dict[str, Any]) -> Config:
+    """Two steps on what is kept of a quarter as many samples, whatever they say."""
+    fewer = ["run.steps=2", "rollout.n_samples=6", f"reward.name={folder / 'short.py'}:ended"]
+    return rft_config(folder, name, *fewer, *overrides, **sections)
 
 
 def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "stop") -> Rollout:
@@ -100,9 +110,9 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
 def test_what_was_kept_may_be_longer_than_a_prompt(tmp_path: Path) -> None:
     """`data.max_prompt_tokens` is of prompts; rows of prompt and response have all of the model's."""
     most = longest_prompt_of(tmp_path)
-    cfg = rft_config(tmp_path, "rft", "run.steps=1", f"data.max_prompt_tokens={most}")
+    cfg = small_config(tmp_path, "rft", "run.steps=1", f"data.max_prompt_tokens={most}")
     run(cfg)
-    whole = rft_config(tmp_path, "whole", "run.steps=1")
+    whole = small_config(tmp_path, "whole", "run.steps=1")
     run(whole)
     assert final_files(cfg.run.directory) == final_files(whole.run.directory)
 
@@ -115,10 +125,10 @@ def longest_prompt_of(folder: Path) -> int:
 
 
 def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:
-    cfg = rft_config(tmp_path, "rft", "run.steps=2")
+    cfg = small_config(tmp_path, "rft")
     run(cfg)
     kept, home = (cfg.run.directory / "kept.jsonl").read_bytes(), cfg.run.directory
-    again = rft_config(tmp_path, "again", "run.steps=2")
+    again = small_config(tmp_path, "again")
     run(again)
     assert (
         again.run.directory / "kept.jsonl"
@@ -138,7 +148,7 @@ def replace_steps(cfg: Config, steps: int) -> Config:
 
 def test_nothing_kept_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lower it, raise rollout.n_samples"):
-        run(rft_config(tmp_path, "none", train={"keep_reward": 2.0}))
+        run(small_config(tmp_path, "none", train={"keep_reward": 2.0}))
 
 
 def test_what_cannot_be_kept_from_is_refused(tmp_path: Path) -> None:
@@ -213,7 +223,8 @@ def test_an_evaluation_whose_every_reward_failed_is_not_a_number() -> None:
 
 
 def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> None:
-    rft_config(tmp_path, "eval")
+    held_out = {"eval": str(tmp_path / "prompts.jsonl"), "eval_rows": 8}
+    rft_config(tmp_path, "eval", data=held_out)
     metrics = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'short.py'}:short")
     assert metrics["eval/picked@4"] == pytest.approx(
         metrics["eval/best@4"]
@@ -224,7 +235,7 @@ def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> 
 
 def test_prompts_and_kept_rows_may_stay_on_disk(tmp_path: Path) -> None:
     for name, stream in (("held", False), ("streamed", True)):
-        run(rft_config(tmp_path, name, "run.steps=2", data={"stream": stream}))
+        run(small_config(tmp_path, name, data={"stream": stream}))
     for file in ("kept.jsonl", "data.json"):
         assert (tmp_path / "held" / file).read_bytes() == (
             tmp_path / "streamed" / file

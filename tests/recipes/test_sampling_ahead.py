@@ -32,6 +32,7 @@ from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
 
 ROOT = Path(__file__).parents[2]
+WITHOUT_CHECKPOINTS = {"steps": 6, "checkpoint_every": 0}
 
 
 def config(folder: Path, name: str, staleness: int, **sections: dict[str, Any]) -> Config:
@@ -61,7 +62,10 @@ def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path
         (2, 2): [0, 0, 2],
     }
     for (bound, updates), versions in expected.items():
-        cfg = config(tmp_path, f"run_{bound}_{updates}", bound, train=one if updates == 1 else two)
+        train = one if updates == 1 else two
+        cfg = config(
+            tmp_path, f"run_{bound}_{updates}", bound, train=train, run=WITHOUT_CHECKPOINTS
+        )
         run(cfg)
         samples, metrics = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
         found = [
@@ -134,20 +138,21 @@ def test_evaluating_changes_no_sample(algorithm: str, tmp_path: Path) -> None:
             "train": str(tmp_path / "prompts.jsonl"),
             "prompts_per_step": 4,
             "eval": str(tmp_path / "prompts.jsonl"),
+            "eval_rows": 4,
         }
-        cfg = config(tmp_path, name, 1, **sections, data=data)
+        cfg = config(tmp_path, name, 1, **sections, data=data, run={"steps": 4})
         run(load_config(tmp_path / f"{name}.yaml", [f"run.eval_every={every}"]))
     assert (tmp_path / "seldom/samples.jsonl").read_bytes() == (
         tmp_path / "often/samples.jsonl"
     ).read_bytes()
     evaluated = ["eval/reward" in line for line in metric_lines(cfg.run.directory)]
-    assert evaluated == [True] * 6
+    assert evaluated == [True] * 4
 
 
 def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(
     tmp_path: Path,
 ) -> None:
-    sections = {"run": {"steps": 30, "checkpoint_every": 0}}
+    sections = {"run": {"steps": 14, "checkpoint_every": 0}}
     whole, cfg = (config(tmp_path / name, "run", 3, **sections) for name in ("whole", "stopped"))
     run(whole)
     stop_after_three_steps(cfg, tmp_path / "stopped" / "run.yaml")
@@ -200,13 +205,14 @@ def source_of(
     block: int = 1,
     background: bool = False,
     rollout_steps: int = 4,
+    max_tokens: int = 5,
 ) -> AheadRollouts:
     pool: Any = LengthPool()
     delivery: Any = NoDelivery()
     requests = PromptRequests(
         Prompts(),
         samples=2,
-        sampling=Sampling(max_tokens=5, stop_token_ids=()),
+        sampling=Sampling(max_tokens=max_tokens, stop_token_ids=()),
         run_seed=1,
         baseline=False,
     )
@@ -286,7 +292,7 @@ def test_a_stop_anywhere_in_a_wave_leaves_what_was_there_before_it(
     def fresh() -> AheadRollouts:
         model = load_policy("builtin:tiny")
         sampler = LocalSampler(model, load_tokenizer("builtin:tiny"), max_rows=1)
-        return source_of(sampler, 16, block=2, rollout_steps=8)
+        return source_of(sampler, 16, block=2, rollout_steps=8, max_tokens=3)
 
     whole, stopped, restored = fresh(), fresh(), fresh()
     first, again = (source.next(0, step=0) for source in (whole, stopped))

@@ -38,7 +38,7 @@ def config(folder: Path, name: str, function: str = "slow", **sections: Any) -> 
     folder.mkdir(exist_ok=True)
     (folder / "slow.py").write_text(SLOW)
     reward = {"name": f"{folder / 'slow.py'}:{function}", "workers": 2, "max_error_rate": 1.0}
-    sections = {"run": {"steps": 3}, "inference_engine": {"max_rows": 5}} | sections
+    sections = {"run": {"steps": 2}, "inference_engine": {"max_rows": 5}} | sections
     return rl_config(folder, name, reward=reward, **sections)
 
 

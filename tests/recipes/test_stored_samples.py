@@ -80,6 +80,7 @@ import random
 from oxrl.environments import Step
 
 class Talk:
+    reusable = True
     def reset(self, prompt, seed):
         self.chance = random.Random(seed)
         return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"

@@ -30,6 +30,7 @@ PIECES = ["<|end|>", "<|user|>", "<|assistant|>", "<|pad|>", " ", "  ", "\\n", "
           "\\t", "{{ x }}", "{% if %}", "\\u200d", "\\u0301", "'", '"', "\\\\n", "0", "\\ue0000:0\\ue001"]
 
 class Made:
+    reusable = True  # a process for many episodes
     def reset(self, prompt, seed):
         self.chance = random.Random(seed)
         self.turns = self.chance.randint(1, 4)
