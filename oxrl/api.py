@@ -19,6 +19,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -168,7 +169,7 @@ class Run:
     @property
     def config(self) -> Json:
         """Every field that the run reads, by its dotted name."""
-        return {**recorded_config(self.path)}
+        return deepcopy(recorded_config(self.path))
 
     @property
     def metrics(self) -> DataFrame:
