@@ -19,8 +19,8 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
