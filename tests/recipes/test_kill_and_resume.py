@@ -118,7 +118,7 @@ def _assert_same(killed: Path, whole: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     sections = {
-        "run": {"steps": 36, "checkpoint_every": 3},
+        "run": {"steps": 44, "checkpoint_every": 3},
         "train": {"alg_name": "sgrpo", "lr": 1e-3, "epochs": 2},
     }
     whole, killed = (
