@@ -67,10 +67,11 @@ and generation ends at the end of a turn where that is another token than the en
 def runs(folder: Path, model: Path) -> dict[str, Config]:
     """A run of two steps of each recipe."""
     short = [f"model.name={model}", "run.steps=2"]
+    few = [*short, "data.prompts_per_step=2", "rollout.n_samples=2", "rollout.max_tokens=4"]
     ppo = {"alg_name": "ppo", "critic_lr": 1e-3}
     return {
-        "rl": rl_config(folder, "rl", short),
-        "ppo": rl_config(folder, "ppo", short, train=ppo),
+        "rl": rl_config(folder, "rl", few),
+        "ppo": rl_config(folder, "ppo", few, train=ppo),
         "sft": sft_config(folder, "sft", short),
     }
 
@@ -79,7 +80,7 @@ def passes(cfg: Config) -> bool:
     """Whether the run ends well and its last checkpoint answers."""
     run(cfg)
     last = max((cfg.run.directory / "checkpoints").glob("step_*"))
-    answers = run_generate(str(last), ["1+1="], samples=2, sampling=Sampling(max_tokens=8))
+    answers = run_generate(str(last), ["1+1="], samples=2, sampling=Sampling(max_tokens=4))
     return last.name == "step_00000002" and len(answers) == 2
 
 

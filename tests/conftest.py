@@ -21,6 +21,8 @@ from oxrl.runs import environment
 # Before anything imports torch: tests run side by side, and thread pools fighting for cores are
 # slower than none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The few tests of two threads: one that waits for the other sleeps.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Nothing that a test leaves in a cache may be met by the user's own runs, nor the other way round.

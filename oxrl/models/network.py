@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from inspect import signature
 from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ from oxrl.types import Output, TokenBatch, Want
 TOP_K = "top_k="
 # Rotary positions that transformers computes anew by the longest row of every batch.
 CHANGING_ROTATIONS = ("dynamic", "longrope")
+# Models whose own logits were compared with ours.
+_COMPARED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class TokenModel(Protocol):
@@ -73,8 +76,9 @@ class CausalNetwork:
         self._scale = factor / divisor
         vocabulary = cast(Tensor, output.weight).shape[0]
         self._never = excluded(model, vocabulary)
-        if weights_later(model) is None:
+        if weights_later(model) is None and model not in _COMPARED:
             self._check_head()
+            _COMPARED.add(model)
 
     @property
     def head(self) -> Head:

@@ -305,7 +305,8 @@ def _read_all(
         count += 1
     if not count:
         raise DataError(f"{path}: the file has no rows")
-    return counted(count, "row"), [row for _, _, row in wordiest]
+    # Of a small file they are all of its rows, which are rendered anyway.
+    return counted(count, "row"), [row for _, _, row in wordiest] if count > RENDERED else []
 
 
 def check_reward(cfg: Config, prepared: Prepared) -> str:

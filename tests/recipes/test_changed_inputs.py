@@ -84,9 +84,9 @@ def assert_refused_until_accepted(cfg: Config, name: str, said: str) -> None:
 
 
 def begin(make: Configure, folder: Path, **sections: dict[str, Any]) -> Config:
-    """Run two steps; the configuration of two more."""
-    run(make(folder, "run", ["run.steps=2"], **sections))
-    return make(folder, "run", ["run.steps=4"], **sections)
+    """Run a step; the configuration of one more."""
+    run(make(folder, "run", ["run.steps=1"], **sections))
+    return make(folder, "run", ["run.steps=2"], **sections)
 
 
 REWARD = (
@@ -148,7 +148,7 @@ def test_an_unchanged_run_resumes_without_a_word(
     with caplog.at_level(logging.WARNING):
         run(cfg, resume=True)
     assert [r.getMessage() for r in caplog.records if "resuming" in r.getMessage()] == [
-        "resuming with run.steps: 2 -> 4"
+        "resuming with run.steps: 1 -> 2"
     ]
 
 
@@ -156,11 +156,12 @@ def test_a_relative_reward_is_the_one_of_the_first_start_wherever_it_is_resumed(
     tmp_path: Path,
 ) -> None:
     first, other, empty = (tmp_path / name for name in ("first", "other", "empty"))
-    config = rl_config(first, "run", reward={"name": f"{first / 'reward.py'}:digits"})
-    assert config.run.steps == 6
+    reward = {"name": f"{first / 'reward.py'}:digits"}
+    config = rl_config(first, "run", run={"steps": 2}, reward=reward)
+    assert config.run.steps == 2
     text = (first / "run.yaml").read_text().replace(f"{first / 'reward.py'}", "reward.py")
     (first / "run.yaml").write_text(text)
-    started = oxrl("train", "run.yaml", "run.steps=2", folder=first)
+    started = oxrl("train", "run.yaml", "run.steps=1", folder=first)
     assert started.returncode == 0, started.stderr
     for folder in (other, empty):
         folder.mkdir()
@@ -200,7 +201,7 @@ def test_the_weights_below_a_run_of_any_recipe(tmp_path: Path, recipe: str) -> N
         run(cfg, resume=True)
     assert everything(cfg.run.directory) == before
     run(cfg, resume=True, accept=["model.name"])
-    assert len(metric_lines(cfg.run.directory)) == 4
+    assert len(metric_lines(cfg.run.directory)) == 2
 
 
 def test_rejection_sampling_has_its_reward_and_its_model_pinned(
@@ -212,8 +213,8 @@ def test_rejection_sampling_has_its_reward_and_its_model_pinned(
     sections = {"train": train, "model": model, "data": data, "reward": reward}
     sections["rollout"] = {"max_tokens": 6, "n_samples": 8}
     rl_config(tmp_path, "inputs")
-    run(sft_config(tmp_path, "run", ["run.steps=2"], **sections))
-    cfg = sft_config(tmp_path, "run", ["run.steps=4"], **sections)
+    run(sft_config(tmp_path, "run", ["run.steps=1"], **sections))
+    cfg = sft_config(tmp_path, "run", ["run.steps=2"], **sections)
     with (tmp_path / "rewards" / "helpers.py").open("a") as text:
         text.write("# changed\n")
     save_tiny(tmp_path / "base", seed=8)
@@ -285,7 +286,7 @@ def test_a_loss_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_value_of_the_config_changes_by_name_only(tmp_path: Path) -> None:
     begin(sft_config, tmp_path)
-    cfg = sft_config(tmp_path, "run", ["run.steps=4", "train.lr=2e-3"])
+    cfg = sft_config(tmp_path, "run", ["run.steps=2", "train.lr=2e-3"])
     assert_refused_until_accepted(cfg, "train.lr", r"0\.001 in config\.yaml, 0\.002 now")
     assert starts(cfg)[-1]["config_changes"] == {}
     assert starts(cfg)[1]["config_changes"]["train.lr"] == [0.001, 0.002]
@@ -297,7 +298,7 @@ def test_one_accepted_change_does_not_let_another_pass(
 ) -> None:
     begin(rl_config, tmp_path, reward=reward)
     (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
-    cfg = rl_config(tmp_path, "run", ["run.steps=4", "train.lr=2e-3"], reward=reward)
+    cfg = rl_config(tmp_path, "run", ["run.steps=2", "train.lr=2e-3"], reward=reward)
     before = everything(cfg.run.directory)
     with pytest.raises(RunDirectoryError, match=r"reward\.name: mine\.py") as raised:
         run(cfg, resume=True, accept=["train.lr"])
@@ -324,12 +325,12 @@ def test_names_that_can_accept_nothing_are_refused_before_anything_starts(
 
 
 def test_the_command_line_accepts_by_name(tmp_path: Path) -> None:
-    sft_config(tmp_path, "run", ["run.steps=2"])
-    assert oxrl("train", "run.yaml", "run.steps=2", folder=tmp_path).returncode == 0
-    resumed = ("train", "run.yaml", "train.lr=2e-3", "run.steps=4", "--resume")
+    sft_config(tmp_path, "run", ["run.steps=1"])
+    assert oxrl("train", "run.yaml", "run.steps=1", folder=tmp_path).returncode == 0
+    resumed = ("train", "run.yaml", "train.lr=2e-3", "run.steps=2", "--resume")
     refused = oxrl(*resumed, folder=tmp_path)
     assert refused.returncode == 2
-    command = "oxrl train run.yaml train.lr=2e-3 run.steps=4 --resume --accept-changes=train.lr"
+    command = "oxrl train run.yaml train.lr=2e-3 run.steps=2 --resume --accept-changes=train.lr"
     assert command in refused.stderr
     meant = oxrl(*resumed, "--accept-changes", "train.seed", folder=tmp_path)
     assert meant.returncode == 2 and "no such field" in meant.stderr
@@ -361,7 +362,7 @@ def test_a_run_whose_pins_were_deleted_goes_on_with_a_warning_and_is_pinned(
 def test_a_finished_run_reads_nothing_and_has_nothing_to_do(
     tmp_path: Path, reward: dict[str, Any]
 ) -> None:
-    cfg = rl_config(tmp_path, "run", ["run.steps=2"], reward=reward)
+    cfg = rl_config(tmp_path, "run", ["run.steps=1"], reward=reward)
     run(cfg)
     (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
     run(cfg, resume=True)
@@ -407,14 +408,14 @@ def test_a_model_of_the_hub_stays_at_the_commit_that_the_run_began_with(
     tmp_path: Path, cache: Path, make: Configure
 ) -> None:
     train = {"alg_name": "sgrpo", "lr": 1e-3, "kl": "loss_k3", "kl_coeff": 0.1}
-    sections: dict[str, Any] = {"model": {"name": "me/tiny"}}
+    sections: dict[str, Any] = {"model": {"name": "me/tiny"}, "run": {"steps": 2}}
     if make is rl_config:
         sections["train"] = train
     whole = make(tmp_path, "whole", **sections)
     run(whole)
     noted = json.loads((whole.run.directory / "inputs.json").read_text())["model.name"]
     assert noted["commit"] == OLD and noted["files"] == {}
-    run(make(tmp_path, "part", ["run.steps=4"], **sections))
+    run(make(tmp_path, "part", ["run.steps=1"], **sections))
     (cache / "refs" / "main").write_text(NEW)
     part = make(tmp_path, "part", **sections)
     run(part, resume=True)
@@ -432,7 +433,7 @@ def test_an_adapter_is_merged_into_the_commit_that_it_was_trained_on(
     tmp_path: Path, cache: Path
 ) -> None:
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
-    cfg = sft_config(tmp_path, "run", ["run.steps=2"], model={"name": "me/tiny"}, lora={"rank": 2})
+    cfg = sft_config(tmp_path, "run", ["run.steps=1"], model={"name": "me/tiny"}, lora={"rank": 2})
     run(cfg)
     run_export(cfg.run.directory, tmp_path / "before")
     (cache / "refs" / "main").write_text(NEW)

@@ -47,6 +47,9 @@ TEMPLATE = (
 FLAKY = {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}
 EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
 PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
+# The coefficient is changed behind every step, and the policy is where it began in the first one.
+STEERED: Sections = {"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 3}}
+DAPO: Sections = {"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}
 # Two updates on the same samples move the ratio away from 1, so that gates and corrections have
 # something to do.
 MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 3}, "run": {"steps": 3}}
@@ -56,13 +59,15 @@ def _moved(algorithm: str, **train: Any) -> Sections:
     return {"train": {"alg_name": algorithm, "lr": 0.02, "epochs": 3, **train}, "run": {"steps": 3}}
 
 
+COVARIANCE = _moved("clip_cov", cov_fraction=0.5, cov_low=-9.0, cov_high=9.0)
+
 # field -> what the base run needs, and the other value. "{folder}" is the test's own.
 CHANGES: dict[str, tuple[Sections, Any]] = {
     "run.seed": ({}, 1),
     "run.steps": ({}, 3),
     "run.threads": ({}, 2),
-    "run.checkpoint_every": ({"run": {"steps": 3, "keep_checkpoints": 9}}, 1),
-    "run.keep_checkpoints": ({"run": {"steps": 3, "checkpoint_every": 1}}, 1),
+    "run.checkpoint_every": ({"run": {"steps": 3}}, 3),
+    "run.keep_checkpoints": ({"run": {"steps": 3}}, 1),
     "run.eval_every": ({**EVAL, "run": {"steps": 2}}, 1),
     "run.record": ({}, "tokens"),
     "run.mlflow": ({}, True),
@@ -94,7 +99,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "reward.clip": ({"train": {"alg_name": "reinforce", "lr": 1e-3}}, 0.1),
     "rollout.temperature": ({}, 0.5),
     "rollout.max_staleness": (
-        {"rollout": {"force_strict_on_policy": False}, "run": {"steps": 3}},
+        {"rollout": {"force_strict_on_policy": False}, "run": {"steps": 2}},
         1,
     ),
     "rollout.max_tokens": ({}, 5),
@@ -158,14 +163,11 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.gamma": (PPO, 0.9),
     "train.critic_lr": (PPO, 1e-2),
     "train.whiten": (PPO, False),
-    "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
-    "train.kl_target": (
-        {"train": {"alg_name": "ppo_rlhf", "kl_horizon": 10}, "run": {"steps": 3}},
-        1e-6,
-    ),
-    "train.kl_horizon": ({"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 2}}, 100),
+    "train.critic_warmup_steps": (PPO, 1),
+    "train.kl_target": (STEERED, 1e-6),
+    "train.kl_horizon": (STEERED, 100),
     "train.reference_sync_steps": (
-        {"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 3}},
+        {"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 2}},
         1,
     ),
     "train.nll_coeff": (
@@ -182,13 +184,11 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.top_candidates": (_moved("simko"), 1),
     "train.explore_quantile": (_moved("simko"), 0.0),
     "train.cov_fraction": (_moved("kl_cov"), 0.5),
-    "train.cov_low": (_moved("clip_cov", cov_fraction=0.5, cov_high=9.0), 0.0),
-    "train.cov_high": (_moved("clip_cov", cov_fraction=0.5, cov_low=-9.0), 0.0),
+    "train.cov_low": (COVARIANCE, 0.0),
+    "train.cov_high": (COVARIANCE, 0.0),
     "train.kl_cov_coeff": (_moved("kl_cov", cov_fraction=0.5), 5.0),
-    "train.sampling_rounds": (
-        {"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}},
-        1,
-    ),
+    "train.sampling_rounds": (DAPO, 1),
+    # Of the penalty something can be seen where a response ends before the longest may.
     "train.overlong_buffer": ({"train": {"alg_name": "dapo"}, "rollout": {"max_tokens": 60}}, 50),
 }
 SUPERVISED: dict[str, tuple[Sections, Any]] = {

@@ -63,6 +63,8 @@ def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
     cfg = preference_config(
         tmp_path, "run", [f"train.alg_name={name}", "run.steps=2", "data.rows_per_step=6"]
     )
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(pairs.read_text().splitlines(keepends=True)[:12]))
     run(cfg)
     first, second = metric_lines(tmp_path / "run")
     assert not first["update/skipped"] and not second["update/skipped"]
@@ -117,7 +119,8 @@ def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(
     tmp_path: Path, name: str, learned: Learned
 ) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    run(preference_config(tmp_path, "run", ["run.steps=30", f"train.alg_name={name}"], data=data))
+    steps = {"steps": 30, "checkpoint_every": 30}
+    run(preference_config(tmp_path, "run", [f"train.alg_name={name}"], data=data, run=steps))
     last = metric_lines(tmp_path / "run")[-1]
     learned("eval/accuracy", last["eval/accuracy"], at_least=0.95, floor=0.5)
     assert last["eval/longer_wins"] < 1.0
@@ -127,11 +130,8 @@ def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(
     tmp_path: Path, learned: Learned
 ) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    run(
-        preference_config(
-            tmp_path, "run", ["run.steps=30", "train.alg_name=reward_model"], data=data
-        )
-    )
+    steps = {"steps": 30, "checkpoint_every": 30}
+    run(preference_config(tmp_path, "run", ["train.alg_name=reward_model"], data=data, run=steps))
     lines = metric_lines(tmp_path / "run")
     assert lines[0]["update/loss"] == pytest.approx(LOG2, abs=1e-6)  # the head starts at zero
     assert lines[0]["reward_model/accuracy"] == 0.5
@@ -139,30 +139,31 @@ def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(
 
 
 def test_the_reference_is_computed_once_and_found_again(tmp_path: Path) -> None:
-    cfg = preference_config(tmp_path, "run")
+    short = {"steps": 1}
+    cfg = preference_config(tmp_path, "run", run=short)
     run(cfg)
     (cached,) = (tmp_path / "run").glob("reference/*.safetensors")
-    other = preference_config(tmp_path, "other", ["train.alg_name=cdpo"])
+    other = preference_config(tmp_path, "other", ["train.alg_name=cdpo"], run=short)
     run(other)
     (same,) = (tmp_path / "other").glob("reference/*.safetensors")
     assert cached.name == same.name and cached.read_bytes() == same.read_bytes()
-    seeded = preference_config(tmp_path, "seeded", ["run.seed=1"])
+    seeded = preference_config(tmp_path, "seeded", ["run.seed=1"], run=short)
     run(seeded)
     (different,) = (tmp_path / "seeded").glob("reference/*.safetensors")
     assert different.name != cached.name  # another seed, another random model
-    run(preference_config(tmp_path, "free", ["train.alg_name=simpo"]))
+    run(preference_config(tmp_path, "free", ["train.alg_name=simpo"], run=short))
     assert not list((tmp_path / "free").glob("reference*"))
 
 
 def test_a_longer_run_says_the_same_of_the_rows_before(tmp_path: Path) -> None:
-    cfg = preference_config(tmp_path, "run", ["run.steps=2"])
+    cfg = preference_config(tmp_path, "run", ["run.steps=1"])
     run(cfg)
     (short,) = (tmp_path / "run").glob("reference/*.safetensors")
     first = load_file(short)["logprobs"]
-    assert len(first) == 16  # of 40 pairs
-    run(preference_config(tmp_path, "longer", ["run.steps=4"]))
+    assert len(first) == 8  # of 40 pairs
+    run(preference_config(tmp_path, "longer", ["run.steps=3"]))
     (longer,) = (tmp_path / "longer").glob("reference/*.safetensors")
-    assert torch.equal(load_file(longer)["logprobs"][:16], first)
+    assert torch.equal(load_file(longer)["logprobs"][:8], first)
 
 
 def test_the_reference_shows_how_far_it_is(
@@ -220,15 +221,14 @@ def test_every_extra_tensor_of_a_loss_is_a_column_or_a_statistic() -> None:
 
 
 def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path, learned: Learned) -> None:
-    cfg = preference_config(tmp_path, "run")
     rows = [
         {"prompt": f"{i}?", "completion": "7" if i % 2 else "no", "label": bool(i % 2)}
         for i in range(16)
     ]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"train": str(tmp_path / "labels.jsonl"), "eval": str(tmp_path / "labels.jsonl")}
-    cfg = preference_config(tmp_path, "labels", ["train.alg_name=kto", "run.steps=30"], data=files)
-    run(cfg)
+    steps = {"steps": 30, "checkpoint_every": 30}
+    run(preference_config(tmp_path, "labels", ["train.alg_name=kto"], data=files, run=steps))
     last = metric_lines(tmp_path / "labels")[-1]
     learned("eval/accuracy", last["eval/accuracy"], at_least=0.9, floor=0.5)
 
@@ -237,7 +237,8 @@ def test_displacement_is_reported_when_both_likelihoods_fall(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, learned: Learned
 ) -> None:
     """Nearly equal completions at a large rate: the classic case in which DPO lowers both."""
-    cfg = preference_config(tmp_path, "run", ["run.steps=55", "train.lr=3e-3"])
+    steps = {"steps": 55, "checkpoint_every": 55}
+    cfg = preference_config(tmp_path, "run", ["train.lr=3e-3"], run=steps)
     rows = [
         {"prompt": f"{i}", "chosen": f"the answer is {i}a", "rejected": f"the answer is {i}b"}
         for i in range(16)
@@ -257,7 +258,7 @@ def test_every_preference_row_is_listed_with_its_numbers() -> None:
 
 
 def test_the_best_weights_are_kept_and_load(tmp_path: Path) -> None:
-    data = {"eval": str(tmp_path / "held_out_pairs.jsonl")}
+    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "eval_rows": 8}
     run(preference_config(tmp_path, "run", ["run.keep_best=true", "run.eval_every=2"], data=data))
     lines = metric_lines(tmp_path / "run")
     scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]

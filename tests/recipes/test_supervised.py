@@ -102,8 +102,8 @@ def test_best_fit_decreasing_fills_rows_and_keeps_examples_whole() -> None:
 
 
 def test_a_packed_run_equals_an_unpacked_one(tmp_path: Path) -> None:
-    run(sft_config(tmp_path, "padded"))
-    run(sft_config(tmp_path, "packed", data={"pack_tokens": 40}))
+    run(sft_config(tmp_path, "padded", ["run.steps=3"]))
+    run(sft_config(tmp_path, "packed", ["run.steps=3"], data={"pack_tokens": 40}))
     for padded, packed in zip(
         metric_lines(tmp_path / "padded"), metric_lines(tmp_path / "packed"), strict=True
     ):
@@ -127,9 +127,9 @@ def test_a_mixture_of_files_runs_in_its_ratio_and_resumes(tmp_path: Path) -> Non
     rows = [{"prompt": "hi", "completion": "x" * (i + 1)} for i in range(5)]
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train = {str(config.data.train): 0.75, str(tmp_path / "other.jsonl"): 0.25}
-    run(sft_config(tmp_path, "whole", data={"train": train}))
-    run(sft_config(tmp_path, "resumed", ["run.steps=3"], data={"train": train}))
-    run(sft_config(tmp_path, "resumed", data={"train": train}), resume=True)
+    run(sft_config(tmp_path, "whole", ["run.steps=3"], data={"train": train}))
+    run(sft_config(tmp_path, "resumed", ["run.steps=1"], data={"train": train}))
+    run(sft_config(tmp_path, "resumed", ["run.steps=3"], data={"train": train}), resume=True)
     assert metric_lines(tmp_path / "whole") == metric_lines(tmp_path / "resumed")
     written = (tmp_path / "whole" / "config.yaml").read_text()
     assert "0.75" in written and "other.jsonl" in written
