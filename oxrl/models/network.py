@@ -34,7 +34,7 @@ TOP_K = "top_k="
 # Rotary positions that transformers computes anew by the longest row of every batch.
 CHANGING_ROTATIONS = ("dynamic", "longrope")
 # Models whose own logits were compared with ours.
-_COMPARED: WeakSet[PreTrainedModel] = WeakSet()
+_COMPARED = WeakSet[PreTrainedModel]()
 
 
 class TokenModel(Protocol):
@@ -96,9 +96,8 @@ class CausalNetwork:
     def _check_head(self) -> None:
         """Compare with the model's own logits once: an unknown post-processing must be noticed."""
         tokens = torch.tensor([[1, 2, 3]], device=self.model.device)
-        hidden = self.backbone(unpadded(tokens))[0]
         # Their logits have those of tokens that are never sampled too.
-        ours = head_logits(hidden, self.head._replace(never=None))
+        ours = head_logits(self.backbone(unpadded(tokens))[0], self.head._replace(never=None))
         theirs = self.model(input_ids=tokens, use_cache=False).logits[0]
         if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise EngineError(

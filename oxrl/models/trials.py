@@ -307,10 +307,9 @@ def check_sharing(model: PreTrainedModel) -> None:
         SharingRefused: they are not: the model carries something from token to token that is not
             attention, or attends in a way that is not known here.
     """
-    network = CausalNetwork(model)
     batch = trial_rows().to(model.device)
     real = batch.attention_mask
-    plain = network.backbone(batch)[real].float()
+    plain = CausalNetwork(model).backbone(batch)[real].float()
     try:
         shared = SharedPrefixNetwork(model).backbone(batch)[real].float()
     except TypeError as error:
@@ -319,8 +318,9 @@ def check_sharing(model: PreTrainedModel) -> None:
             f"attention ({error}); set it to false"
         ) from error
     difference = float((plain - shared).abs().max() / plain.abs().max())
-    low = next(model.parameters()).dtype != torch.float32
-    limit = LOW_PRECISION_TOLERANCE if low else TOLERANCE
+    limit = (
+        TOLERANCE if next(model.parameters()).dtype == torch.float32 else LOW_PRECISION_TOLERANCE
+    )
     if difference > limit:
         raise SharingRefused(
             f"train.share_prefix: hidden states of {type(model).__name__} differ by "

@@ -306,7 +306,7 @@ def _read_all(
     if not count:
         raise DataError(f"{path}: the file has no rows")
     # Of a small file they are all of its rows, which are rendered anyway.
-    return counted(count, "row"), [row for _, _, row in wordiest] if count > RENDERED else []
+    return counted(count, "row"), [row for _, _, row in wordiest if count > RENDERED]
 
 
 def check_reward(cfg: Config, prepared: Prepared) -> str:
