@@ -18,7 +18,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds smollm test test-packages test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env lint quickstart quickstart-seeds smollm test test-packages test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -50,18 +50,21 @@ $(VENV)/.smollm: $(VENV)/.installed
 smollm: $(VENV)/.smollm  ## Train a language model of 135M parameters with RL on this machine; goes on where it was stopped
 	$(BIN)/python experiments/smollm2/demo.py
 
-check: env  ## Lint, formatting and types
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check: lint  ## Lint, formatting and types
 	$(BIN)/basedpyright
 
-test: check  ## Lint, types and the tests of the core
+# Types are checked by tests/test_types.py, beside other tests.
+test: lint  ## Lint, types and the tests of the core
 	$(PYTEST) -m "not full" --ignore tests/packages
 
 test-packages: env  ## The tests of what is in packages/
 	$(PYTEST) -m "not full" tests/packages
 
-test-full: check  ## Every test, the slow ones included
+test-full: lint  ## Every test, the slow ones included
 	$(PYTEST)
 
 test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)

@@ -63,6 +63,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != "test_types.py")  # the longest, while others run
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
