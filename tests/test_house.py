@@ -29,7 +29,7 @@ MOST_NODES = 315_100
 MOST_NODES_BESIDE = 66_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
-    ".": 6_550,
+    ".": 6_600,
     "assembly": 15_350,
     "checkpoint": 9_800,
     "cli": 4_800,
