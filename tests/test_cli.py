@@ -189,15 +189,40 @@ GENERATE = (
 )
 
 
-@pytest.mark.parametrize("program", [SERVE, GENERATE], ids=["the checks of a plan", "generate"])
+PROGRAMS = {"the checks of a plan": SERVE, "generate": GENERATE}
+# One process imports what all programs do, and is forked for each: its words go to a file.
+EACH = """\
+import os, sys
+import torch, transformers.masking_utils, oxrl.cli
+assert "transformers.modeling_utils" not in sys.modules
+for name, program in {programs!r}.items():
+    if os.fork() == 0:
+        os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), 1)
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The last lines that each of the programs prints: what it has imported."""
+    folder = tmp_path_factory.mktemp("programs")
+    models = "print('models', 'transformers.modeling_utils' in sys.modules)\n"
+    found = f"print('found', *[name for name in {WITHOUT!r} if name in sys.modules])"
+    programs = {name: text + models + found for name, text in PROGRAMS.items()}
+    done = call(folder, sys.executable, "-c", EACH.format(programs=programs))
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / name).read_text().splitlines()[-2:] for name in programs}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_models_are_had_without_the_libraries_that_only_others_need(
-    folder: Path, program: str
+    told: dict[str, list[str]], program: str
 ) -> None:
     """A fifth of their time to start went into scikit-learn and what that imports."""
-    found = f"print('found', *[name for name in {WITHOUT!r} if name in sys.modules])"
-    told = f"print('models', 'transformers.modeling_utils' in sys.modules)\n{found}"
-    done = call(folder, sys.executable, "-c", program + told)
-    assert done.stdout.splitlines()[-2:] == ["models True", "found"], done.stderr
+    assert told[program] == ["models True", "found"]
 
 
 def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: Path) -> None:

@@ -159,6 +159,8 @@ def test_the_command_line_checks_and_plans_without_torch(tmp_path: Path, cache: 
 import sys
 from typer.testing import CliRunner
 from oxrl.cli import app
+from oxrl.plan import preflight_process
+preflight_process.examine_apart = lambda cfg: []  # as if the process that imports torch said nothing
 found = CliRunner().invoke(app, ["plan", {str(tmp_path / "run.yaml")!r}])
 print(found.output, "torch" in sys.modules)
 """

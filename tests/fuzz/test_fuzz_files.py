@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from checks_here import planned
 from command_line import oxrl
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _detect_agent
@@ -132,11 +135,13 @@ def test_whatever_a_template_raises(folder: Path, template: str) -> None:
         encoder.encode_prompt([{"role": "user", "content": "x"}], [{"function": {}}])
 
 
-@pytest.mark.parametrize("target", ["train", "plan"])
-def test_a_template_of_a_file_that_includes_another_is_named(folder: Path, target: str) -> None:
+@pytest.mark.parametrize("command", [partial(oxrl, "train"), planned], ids=["train", "plan"])
+def test_a_template_of_a_file_that_includes_another_is_named(
+    folder: Path, command: Callable[..., CompletedProcess[str]]
+) -> None:
     (folder / "t.jinja").write_text("{% include 'x' %}")
     made = values(model={"chat_template": "t.jinja"}, run={"dir": "out"})
-    found = oxrl(target, write(folder, made), folder=folder)
+    found = command(write(folder, made), folder=folder)
     said = found.stdout + found.stderr
     assert found.returncode == 2 and "Traceback" not in said
     assert "template refuses" in said and "t.jinja" in said

@@ -21,6 +21,7 @@ from urllib.error import HTTPError
 
 import pytest
 import torch
+from command_line import oxrl
 from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
@@ -497,11 +498,38 @@ def test_a_console_without_a_standard_output_shows_nothing_and_goes_on(
     assert "kept" in (tmp_path / "run.log").read_text()
 
 
+# `oxrl ... <&- >&- 2>&-`
+WITHOUT_STREAMS = """\
+import os, sys
+from oxrl.cli import main
+os.closerange(0, 3)
+sys.stdin = sys.stdout = sys.stderr = None
+main()
+"""
+
+
+def to_a_full_disk(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m oxrl train c.yaml > /dev/full"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def without_streams(folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "closed.py").write_text(WITHOUT_STREAMS)
+    return oxrl("train", "c.yaml", folder=folder, script=folder / "closed.py")
+
+
 @pytest.mark.parametrize(
-    "redirection", ["<&- >&- 2>&-", pytest.param("> /dev/full", marks=pytest.mark.full)]
+    "trained", [without_streams, pytest.param(to_a_full_disk, marks=pytest.mark.full)]
 )
 def test_a_command_without_standard_streams_writes_into_no_file_of_its_own(
-    redirection: str, tmp_path: Path
+    trained: Callable[[Path], subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 4)
     (tmp_path / "c.yaml").write_text(
@@ -509,17 +537,7 @@ def test_a_command_without_standard_streams_writes_into_no_file_of_its_own(
         "model: {name: 'builtin:tiny'}\n"
         "data: {train: rows.jsonl, rows_per_step: 2}\ntrain: {alg_name: sft}\n"
     )
-    command = f"{sys.executable} -m oxrl train c.yaml {redirection}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = trained(tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     (line,) = read_records(tmp_path / "runs" / "x" / "metrics.jsonl")
     assert line["step"] == 1
