@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -521,6 +522,8 @@ def to_a_full_disk(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def without_streams(folder: Path) -> subprocess.CompletedProcess[str]:
+    begun = [sys.executable, "-m", "oxrl", "--version"]  # with no streams from its first line on
+    subprocess.run(["bash", "-c", f"{shlex.join(begun)} <&- >&- 2>&-"], cwd=ROOT, check=True)
     (folder / "closed.py").write_text(WITHOUT_STREAMS)
     return oxrl("train", "c.yaml", folder=folder, script=folder / "closed.py")
 
