@@ -20,8 +20,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# Of the families that mix kinds of layers, one layer of each kind.
 LINEAR = {
-    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"],
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "linear_num_key_heads": 2,
@@ -29,7 +30,8 @@ LINEAR = {
 }
 # A window shorter than the rows of the tests.
 WINDOW = {"sliding_window": 8}
-GEMMA_WINDOW = {**WINDOW, "query_pre_attn_scalar": 8}
+BOTH = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA_WINDOW = {**BOTH, "query_pre_attn_scalar": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {},
@@ -42,8 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma": {},
     "gemma2": GEMMA_WINDOW,
-    "gemma3_text": {**GEMMA_WINDOW, "num_hidden_layers": 6},
-    "gemma3": {**GEMMA_WINDOW, "num_hidden_layers": 6},
+    "gemma3_text": GEMMA_WINDOW,
+    "gemma3": GEMMA_WINDOW,
     "phi": {"num_key_value_heads": 4},
     "phi3": {},
     "gpt2": {},
@@ -51,9 +53,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granite": {},
     "olmo2": {},
-    "olmo3": {**WINDOW, "num_hidden_layers": 4},
+    "olmo3": BOTH,
     "smollm3": {},
-    "cohere2": {**WINDOW, "num_hidden_layers": 4},
+    "cohere2": BOTH,
     "glm4": {},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "ernie4_5": {},
