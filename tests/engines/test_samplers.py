@@ -51,16 +51,25 @@ needs_vllm = pytest.mark.skipif(
         pytest.param("vllm", marks=needs_vllm),
     ],
 )
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Any]:
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def size(kind: str) -> str:
+    """vLLM takes heads of 32 and more."""
+    return "builtin:small" if kind == "vllm" else "builtin:tiny"
+
+
+@pytest.fixture(scope="module")
+def shared(kind: str, size: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any]:
     # Not a function of this file: actors cannot import it.
-    local = partial(LocalSampler, lively(), TOKENIZER, max_rows=32)
-    if request.param == "local":
+    local = partial(LocalSampler, lively(size), TOKENIZER, max_rows=32)
+    if kind == "local":
         yield local()
-    elif request.param == "cached":
-        yield CachedSampler(lively(), TOKENIZER, max_rows=32)
-    elif request.param == "ray":
+    elif kind == "cached":
+        yield CachedSampler(lively(size), TOKENIZER, max_rows=32)
+    elif kind == "ray":
         from oxrl.engines.ray.cluster import Cluster, layout
         from oxrl.engines.ray.rollouts import RayRollouts
 
@@ -75,7 +84,7 @@ def shared(
         from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
         folder = tmp_path_factory.mktemp("model")
-        save_model(lively(), folder)
+        save_model(lively(size), folder)
         TOKENIZER.save_pretrained(folder)
         engine = VllmEngine(str(folder), VllmOptions(log_file=str(folder / "vllm.log")))
         yield engine
@@ -83,14 +92,14 @@ def shared(
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return lively()
+def model(size: str) -> PreTrainedModel:
+    return lively(size)
 
 
 @pytest.fixture(scope="module")
-def other() -> PreTrainedModel:
+def other(size: str) -> PreTrainedModel:
     """A model of the same sizes with other weights."""
-    return lively(seed=1)
+    return lively(size, seed=1)
 
 
 @pytest.fixture
@@ -215,8 +224,8 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
         assert segment.versions == known.versions + (4,) * (30 - len(known.versions))
 
 
-def test_an_abort_of_all_rows_frees_the_memory_of_their_cache(model: PreTrainedModel) -> None:
-    engine = CachedSampler(model, TOKENIZER, max_rows=32)
+def test_an_abort_of_all_rows_frees_the_memory_of_their_cache() -> None:
+    engine = CachedSampler(lively("builtin:tiny"), TOKENIZER, max_rows=32)
     requests = make_requests(3, max_tokens=30, stop_token_ids=())
     partly(engine, requests)
     cache = ref(engine._lanes[0].cache)
