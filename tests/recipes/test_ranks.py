@@ -344,7 +344,7 @@ def test_adapters_train_on_ranks_as_on_one(
     backend: str,
 ) -> None:
     base["lora"] |= lora
-    base["run"] = {"steps": 4}
+    base["run"] = {"steps": 2}
     one = configure(tmp_path, "one", algorithm, 1, "local", **base)
     run(one)
     stages = {"zero_stage": 2} if algorithm == "sft" else {"zero_stage": 3}
