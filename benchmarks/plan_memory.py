@@ -167,23 +167,26 @@ def measured(run: Callable[[], object]) -> dict[str, int]:
     forward_backward = Trainer.forward_backward
     optim_step = Trainer.optim_step
 
-    with PeakBytes() as ledger, ExitStack() as stack:
+    ledger = PeakBytes()
+    ledger.take_in_everything()
+    before = ledger.now
+
+    def counted_backward(*arguments: Any) -> Any:
         ledger.take_in_everything()
-        before = ledger.now
-
-        def counted_backward(*arguments: Any) -> Any:
-            ledger.take_in_everything()
+        with ledger:
             found = forward_backward(*arguments)
-            peaks.append(ledger.peak)
-            return found
+        peaks.append(ledger.peak)
+        return found
 
-        def counted_step(*arguments: Any) -> Any:
-            ledger.take_in_everything()
+    def counted_step(*arguments: Any) -> Any:
+        ledger.take_in_everything()
+        with ledger:
             found = optim_step(*arguments)
-            peaks.append(ledger.peak)
-            states.append(ledger.now)
-            return found
+        peaks.append(ledger.peak)
+        states.append(ledger.now)
+        return found
 
+    with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Trainer, "forward_backward", counted_backward))
         stack.enter_context(mock.patch.object(Trainer, "optim_step", counted_step))
         run()

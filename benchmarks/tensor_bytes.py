@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class PeakBytes(TorchDispatchMode):
@@ -51,11 +50,15 @@ class PeakBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        before = {id(storage) for storage in _storages((args, kwargs))}
         made = func(*args, **(kwargs or {}))
+        there: set[int] | None = None
         for storage in _storages(made):
-            if id(storage) not in before or id(storage) in self._sizes:
-                self._note(storage)  # else a view of what was there before
+            if id(storage) not in self._sizes:
+                if there is None:
+                    there = {id(given) for given in _storages((args, kwargs))}
+                if id(storage) in there:
+                    continue  # a view of what was there before
+            self._note(storage)
         return made
 
     def take_in_everything(self) -> None:
@@ -64,8 +67,11 @@ class PeakBytes(TorchDispatchMode):
         Then the peak begins anew.
         """
         gc.unfreeze()  # a run freezes what it has built, and that is not listed
-        for found in gc.get_objects():
-            if issubclass(type(found), Tensor):  # some objects answer for others when asked
+        everything = gc.get_objects()
+        # By their types, because some objects answer for others when asked.
+        tensors = {kind for kind in set(map(type, everything)) if issubclass(kind, Tensor)}
+        for found in everything:
+            if type(found) in tensors:
                 for storage in _storages(found):
                     self._note(storage)
         self.peak = self.now
@@ -86,8 +92,12 @@ class PeakBytes(TorchDispatchMode):
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     """The memory behind the tensors among `values`; none of those on the meta device."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            own = getattr(leaf, "_local_tensor", leaf)  # a rank's piece of a whole
-            if not own.is_meta:
-                yield own.untyped_storage()
+    if isinstance(values, Tensor):
+        own = getattr(values, "_local_tensor", values)  # a rank's piece of a whole
+        if not own.is_meta:
+            yield own.untyped_storage()
+    elif isinstance(values, dict):
+        yield from _storages(tuple(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _storages(value)

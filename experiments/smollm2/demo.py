@@ -94,24 +94,25 @@ def accuracy(samples: list[dict[str, object]]) -> tuple[float, float, float]:
         words = str(sample["prompt"]).replace("?", "").split()
         factors = tuple(sorted(word for word in words if word.isdigit()))
         by_pair.setdefault(factors, []).append(float(str(sample["reward"])))
-    groups = list(by_pair.values())
+    groups = [(sum(rewards), len(rewards)) for rewards in by_pair.values()]
     draw = random.Random(0)
     means: list[float] = []
     for _ in range(DRAWS):
-        drawn = [value for group in draw.choices(groups, k=len(groups)) for value in group]
-        means.append(sum(drawn) / len(drawn))
+        rights, asked = zip(*draw.choices(groups, k=len(groups)), strict=True)
+        means.append(sum(rights) / sum(asked))
     means.sort()
-    values = [value for group in groups for value in group]
-    return sum(values) / len(values), means[DRAWS // 40], means[-DRAWS // 40]
+    rights, asked = zip(*groups, strict=True)
+    return sum(rights) / sum(asked), means[DRAWS // 40], means[-DRAWS // 40]
 
 
-def show(title: str, samples: list[dict[str, object]]) -> None:
+def shown(title: str, samples: list[dict[str, object]]) -> str:
     mean, low, high = accuracy(samples)
-    say(f"\n{title}: {mean:.1%} of {len(samples)} answers are right [{low:.1%}, {high:.1%}]")
+    lines = [f"\n{title}: {mean:.1%} of {len(samples)} answers are right [{low:.1%}, {high:.1%}]"]
     for sample in samples[:: SAMPLES * max(1, len(samples) // SAMPLES // SHOWN)][:SHOWN]:
         asked = str(sample["prompt"]).strip().split("?")[0].rpartition("What is ")[2]
         text = " ".join(str(sample["response"]).split())
-        say(f"  {asked:<14}{'right' if sample['reward'] else 'wrong':<7}{text}")
+        lines.append(f"  {asked:<14}{'right' if sample['reward'] else 'wrong':<7}{text}")
+    return "\n".join(lines)
 
 
 def open_folder(root: Path) -> Path:
@@ -134,8 +135,8 @@ def demo(gguf: Path, folder: Path, seed: int, steps: int) -> None:
         say(f"  {report['name']}: {report['parameters']:,} parameters, {report['license']}")
     train, held_out = write_products(folder / "data", seed)
     say(f"{train} products to learn from, {held_out} held out, each asked {SAMPLES} times")
-    before = answers(model, folder, "before", seed)
-    show("Before", before)
+    before = shown("Before", answers(model, folder, "before", seed))
+    say(before)
     fields = [f"run.dir={folder}/rl", f"model.name={model}", f"run.seed={seed}"]
     fields += [f"run.steps={steps}"]
     fields += [f"data.{part}={folder}/data/{file}.jsonl" for part, file in DATA]
@@ -145,8 +146,8 @@ def demo(gguf: Path, folder: Path, seed: int, steps: int) -> None:
     run(cfg, resume=begun)
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
     after = answers(newest, folder, "after", seed)
-    show("Before", before)
-    show("After", after)
+    say(before)
+    say(shown("After", after))
     page = write_report([cfg.run.directory], None)
     seconds = time.monotonic() - start
     say(f"\n{seconds:.0f} s{' since it was gone on with' if begun else ''}. To look at:")

@@ -21,7 +21,7 @@ SCRIPT = ROOT / "experiments/smollm2/demo.py"
 
 
 def start(gguf: Path, out: Path) -> Command:
-    words = ("--gguf", gguf, "--out", out, "--steps", 8)
+    words = ("--gguf", gguf, "--out", out, "--steps", 7)
     return Command(*words, folder=ROOT, script=SCRIPT)
 
 
@@ -46,7 +46,7 @@ def test_a_demonstration_that_was_killed_goes_on_and_tells_before_and_after(tmp_
     folder = tmp_path / "runs/smollm-1"
     lines = (folder / "rl/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
-    assert steps == [*range(1, 9)]
+    assert steps == [*range(1, 8)]
     train = {row["prompt"] for row in rows(folder / "data/train.jsonl")}
     held_out = {row["prompt"] for row in rows(folder / "data/held_out.jsonl")}
     assert len(train) + len(held_out) == 11 * 11
