@@ -68,10 +68,12 @@ def config(
     base: Path, name: str, algorithm: str, overrides: tuple[str, ...] = (), **sections: Any
 ) -> Config:
     train = {"alg_name": algorithm, "lr": 1e-2} | sections.pop("train", {})
+    last_checkpoint_only = {"checkpoint_every": 0}
     return BUILD.get(algorithm, rl_config)(
         base.parent,
         name,
         overrides,
+        run=last_checkpoint_only | sections.pop("run", {}),
         model={"name": str(base)} | sections.pop("model", {}),
         lora=sections.pop("lora", {"rank": 4}),
         train=train,
@@ -109,7 +111,7 @@ DORA = {"rank": 4, "dora": True, "rslora": True}
 def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     base: Path, algorithm: str, lora: dict[str, Any]
 ) -> None:
-    whole = config(base, "whole", algorithm, ("run.steps=4",), lora=lora)
+    whole = config(base, "whole", algorithm, ("run.steps=3",), lora=lora)
     run(whole)
     names = {path.name for path in newest(whole).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
@@ -130,8 +132,8 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     run(part)
     (part.run.directory / "result.json").unlink()
     written = part.run.directory / "config.yaml"
-    written.write_text(written.read_text().replace("steps: 2", "steps: 4"))
-    run(config(base, "part", algorithm, ("run.steps=4",), lora=lora), resume=True)
+    written.write_text(written.read_text().replace("steps: 2", "steps: 3"))
+    run(config(base, "part", algorithm, ("run.steps=3",), lora=lora), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
     assert (
         left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
@@ -302,7 +304,7 @@ def test_a_checkpoint_loads_in_transformers_and_merges_into_the_same_model(
 
 
 def test_merging_adds_alpha_over_rank_times_b_a_to_the_weight(base: Path, tmp_path: Path) -> None:
-    cfg = config(base, "run", "sft", ("lora.alpha=6", "lora.targets=q_proj"))
+    cfg = config(base, "run", "sft", ("lora.alpha=6", "lora.targets=q_proj", "run.steps=2"))
     run(cfg)
     adapter = load_file(newest(cfg) / "adapter_model.safetensors")
     prefix, name = "base_model.model.", "model.layers.1.self_attn.q_proj"
