@@ -233,8 +233,8 @@ def test_what_is_no_step_is_refused_with_what_it_is(
         ("class Made:\n    def step(self, text): ...", "no method reset"),
         ("import os\nclass Made: ...\nos._exit(4)", r"ended while loading it \(exit code 4\)"),
         (
-            "import time\nclass Made: ...\nprint('hello', flush=True)\nfor fd in range(3, 50):\n"
-            "    try: os.write(fd, b'junk\\n')\n    except OSError: pass\ntime.sleep(60)",
+            "import time\nclass Made: ...\nprint('hello', flush=True)\nfor fd in range(3, 1024):\n"
+            "    try: os.write(fd, b'junk\\n')\n    except OSError: pass\ntime.sleep(9)",
             r"while loading it its process sent .*junk.*\(.*; it printed last: hello",
         ),
         (
