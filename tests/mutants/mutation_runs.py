@@ -22,6 +22,7 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,8 @@ class Session:
         if pid == 0:
             os.setsid()
             os.close(reading)
+            # The fork server is a child of the session; a fork that needs one starts its own.
+            forkserver._forkserver._forkserver_pid = None
             self.be_mutant(mutant, tests, writing)
         os.close(writing)
         now = time.monotonic()
