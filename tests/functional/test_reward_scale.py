@@ -121,3 +121,11 @@ def test_every_row_has_a_last_token_of_its_own() -> None:
     scaled = torch.tensor([1.0, 9.0], dtype=torch.float64)
     found = move_to_scale(token_rewards, mask, torch.tensor([2.0, 6.0]), scaled, moments=None)
     assert found.tolist() == [[2.0, -1.0, 0.0, 0.0], [0.0, 0.0, 6.0, 3.0]]
+
+
+def test_what_was_not_scaled_before_begins_with_nothing_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        RewardScale("running", None).load(tmp_path)
+    assert "this begins now" in caplog.text
