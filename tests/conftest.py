@@ -53,11 +53,13 @@ environment.git_state = cache(environment.git_state)
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Import transformers as `oxrl` does, without SciPy and scikit-learn, and look for garbage
-    afterwards: hardly any of all that is imported is.
+    afterwards, and only among what tests make: hardly any of all that is imported is.
     """
     gc.disable()
     with called_later(LATER):
         collected = yield
+    gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
     return collected
 
