@@ -57,11 +57,11 @@ lint: env
 check: lint  ## Lint, formatting and types
 	$(BIN)/basedpyright
 
-# Types are checked by tests/test_types.py, beside other tests.
+# Types are checked by tests/test_types.py and tests/packages/test_types.py, beside other tests.
 test: lint  ## Lint, types and the tests of the core
 	$(PYTEST) -m "not full" --ignore tests/packages
 
-test-packages: env  ## The tests of what is in packages/
+test-packages: env  ## Types and the tests of what is in packages/
 	$(PYTEST) -m "not full" tests/packages
 
 test-full: lint  ## Every test, the slow ones included

@@ -1,0 +1,3 @@
+# What oxRL uses of pandas, for the type checker alone, which reads the library for seconds.
+class DataFrame:
+    def __init__(self, data: object, columns: list[str] | None = None) -> None: ...
