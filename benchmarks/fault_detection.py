@@ -83,6 +83,7 @@ RATES = (1e-6, 1e-5, 1e-4, 3e-4)
 WEIGHTS, WIRE, LOAD, LATER = "weights()", "wire", "load", "later"
 ENGINES = ("local", "vllm", "ray", "ray-vllm", "host", "host-vllm")
 PLACES = (WEIGHTS, WIRE, LOAD, LATER)
+ROWS = 16  # of a step
 # What an error says -> the letter of what found the fault.
 FOUND_BY = {
     "no longer computes with": "n",
@@ -233,7 +234,7 @@ def new_sampler(engine: str, dtype: torch.dtype, folder: Path) -> Faulty:
 def train(policy: Policy, step: int) -> None:
     """One step on sums, which there are more of than steps."""
     generator = torch.Generator().manual_seed(step)
-    pairs = torch.randint(10, 99, (16, 2), generator=generator).tolist()
+    pairs = torch.randint(10, 99, (ROWS, 2), generator=generator).tolist()
     rows = [TOKENIZER(f"{a}+{b}={a + b:03d};")["input_ids"] for a, b in pairs]
     tokens = torch.tensor(rows)
     everywhere = torch.ones_like(tokens, dtype=torch.bool)
