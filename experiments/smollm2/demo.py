@@ -2,6 +2,7 @@
 
     python experiments/smollm2/demo.py            one run (`make smollm`)
     python experiments/smollm2/demo.py --gguf FILE --out FOLDER
+    python experiments/smollm2/demo.py train.lr=1e-5 run.mlflow=false     fields of demo.yaml
 
 SmolLM2-135M-Instruct is asked for products: "What is 7 times 8? Answer with only the number." It
 knows many of them, and rarely does what it is told. The reward is 1 for the right number.
@@ -75,11 +76,13 @@ def write_products(folder: Path, seed: int) -> tuple[int, int]:
     return counts[1], counts[0]
 
 
-def answers(model: Path, folder: Path, name: str, seed: int) -> list[dict[str, object]]:
+def answers(
+    model: Path, folder: Path, name: str, seed: int, overrides: list[str]
+) -> list[dict[str, object]]:
     """What the model says to every held-out question, four times; kept in a file of the folder."""
     kept = folder / f"{name}.jsonl"
     if not kept.is_file():
-        fields = [f"model.name={model}", f"data.train={folder}/data/train.jsonl"]
+        fields = [*overrides, f"model.name={model}", f"data.train={folder}/data/train.jsonl"]
         fields += [f"data.eval={folder}/data/held_out.jsonl", f"run.seed={seed}"]
         partial = kept.with_suffix(".part")
         run_eval(HERE / "demo.yaml", fields, samples=SAMPLES, temperature=1.0, out=partial)
@@ -125,7 +128,7 @@ def open_folder(root: Path) -> Path:
     return folder
 
 
-def demo(gguf: Path, folder: Path, seed: int, steps: int) -> None:
+def demo(gguf: Path, folder: Path, seed: int, steps: int, overrides: list[str]) -> None:
     """Convert, evaluate, train, evaluate; what is there already is not done again."""
     start = time.monotonic()
     model = folder.parent / "smollm2-135m-instruct"
@@ -135,9 +138,9 @@ def demo(gguf: Path, folder: Path, seed: int, steps: int) -> None:
         say(f"  {report['name']}: {report['parameters']:,} parameters, {report['license']}")
     train, held_out = write_products(folder / "data", seed)
     say(f"{train} products to learn from, {held_out} held out, each asked {SAMPLES} times")
-    before = shown("Before", answers(model, folder, "before", seed))
+    before = shown("Before", answers(model, folder, "before", seed, overrides))
     say(before)
-    fields = [f"run.dir={folder}/rl", f"model.name={model}", f"run.seed={seed}"]
+    fields = [*overrides, f"run.dir={folder}/rl", f"model.name={model}", f"run.seed={seed}"]
     fields += [f"run.steps={steps}"]
     fields += [f"data.{part}={folder}/data/{file}.jsonl" for part, file in DATA]
     cfg = load_config(HERE / "demo.yaml", fields)
@@ -145,7 +148,7 @@ def demo(gguf: Path, folder: Path, seed: int, steps: int) -> None:
     say(f"\nReinforcement learning: {cfg.run.steps} steps of SGRPO, reward 1 for the right number")
     run(cfg, resume=begun)
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
-    after = answers(newest, folder, "after", seed)
+    after = answers(newest, folder, "after", seed, overrides)
     say(before)
     say(shown("After", after))
     page = write_report([cfg.run.directory], None)
@@ -164,10 +167,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=24, help="of reinforcement learning")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where folders are made")
+    parser.add_argument("overrides", nargs="*", help="of demo.yaml: section.field=value")
     arguments = parser.parse_args()
     try:
         gguf = arguments.gguf or packaged_gguf()
-        demo(gguf, open_folder(arguments.out), arguments.seed, arguments.steps)
+        folder = open_folder(arguments.out)
+        demo(gguf, folder, arguments.seed, arguments.steps, arguments.overrides)
     except OxrlError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
