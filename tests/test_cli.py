@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from checks_here import planned
 from command_line import oxrl
+from small_runs import rl_config
 
 from oxrl.tables.policy import ROWS
 
@@ -187,14 +188,27 @@ GENERATE = (
     "sys.argv = ['oxrl', 'generate', 'builtin:tiny', '--prompt', 'x', '--max-tokens', '1']\n"
     "try:\n    main()\nexcept SystemExit:\n    pass\n"
 )
-
-
 PROGRAMS = {"the checks of a plan": SERVE, "generate": GENERATE}
+# Seconds of imports that a default run has no use for; all of them come with the dependencies.
+OTHER_USES = (*WITHOUT, "mlflow", "matplotlib", "sqlalchemy")
+FIRST_LINE = """\
+from oxrl.config import load_config
+from oxrl.commands.train import run
+from oxrl.runs.recorder import Recorder
+
+def record_step(self, step, line):
+    heavy = [name for name in (*{heavy!r}, "torch") if name in sys.modules]
+    print("step", step, "with", heavy, flush=True)
+    os._exit(0)
+
+Recorder.record_step = record_step
+run(load_config({config!r}))
+"""
 # One process imports what all programs do, and is forked for each: its words go to a file.
 EACH = """\
 import os, sys
 import torch, transformers.masking_utils, oxrl.cli
-assert "transformers.modeling_utils" not in sys.modules
+assert not {{"transformers.modeling_utils", *{heavy!r}}} & set(sys.modules)
 for name, program in {programs!r}.items():
     if os.fork() == 0:
         os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), 1)
@@ -212,7 +226,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     models = "print('models', 'transformers.modeling_utils' in sys.modules)\n"
     found = f"print('found', *[name for name in {WITHOUT!r} if name in sys.modules])"
     programs = {name: text + models + found for name, text in PROGRAMS.items()}
-    done = call(folder, sys.executable, "-c", EACH.format(programs=programs))
+    rl_config(folder, "first", run={"mlflow": True})
+    config = str(folder / "first.yaml")
+    programs["the first line"] = FIRST_LINE.format(heavy=OTHER_USES, config=config)
+    each = EACH.format(heavy=OTHER_USES, programs=programs)
+    done = call(folder, sys.executable, "-c", each)
     assert done.returncode == 0, done.stderr
     return {name: (folder / name).read_text().splitlines()[-2:] for name in programs}
 
@@ -223,6 +241,12 @@ def test_models_are_had_without_the_libraries_that_only_others_need(
 ) -> None:
     """A fifth of their time to start went into scikit-learn and what that imports."""
     assert told[program] == ["models True", "found"]
+
+
+def test_nothing_heavy_is_imported_before_the_first_line_of_metrics(
+    told: dict[str, list[str]],
+) -> None:
+    assert told["the first line"][-1] == "step 1 with ['torch']"
 
 
 def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: Path) -> None:

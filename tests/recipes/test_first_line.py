@@ -1,45 +1,13 @@
-"""What a run does before its first line of metrics: as little as it can, whatever is installed."""
+"""Functions whose modules are imported when they are called; tests/test_cli.py looks at whole runs."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.models.lazy_transformers import called_later
-
-# Seconds of imports that a default run has no use for; all of them come with the dependencies.
-OTHER_USES = ("mlflow", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "sqlalchemy")
-FIRST_LINE = """
-import os, sys
-from oxrl.config import load_config
-from oxrl.commands.train import run
-from oxrl.runs.recorder import Recorder
-
-def record_step(self, step, line):
-    heavy = sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:]))
-    print("step", step, "with", heavy, flush=True)
-    os._exit(0)
-
-Recorder.record_step = record_step
-run(load_config(sys.argv[1]))
-"""
-
-
-def test_nothing_heavy_is_imported_before_the_first_line_of_metrics(tmp_path: Path) -> None:
-    rl_config(tmp_path, "first", run={"mlflow": True})
-    [config] = tmp_path.glob("*.yaml")
-    found = subprocess.run(
-        [sys.executable, "-c", FIRST_LINE, str(config), *OTHER_USES, "torch"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert found.stdout.splitlines()[-1:] == ["step 1 with ['torch']"], found.stderr
 
 
 @pytest.fixture
