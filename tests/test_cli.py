@@ -34,11 +34,15 @@ MISTAKES = (
 )
 
 
+def write_run(folder: Path) -> Path:
+    (folder / "run.yaml").write_text(CONFIG)
+    (folder / "train.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "run.yaml").write_text(CONFIG)
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
-    return tmp_path
+    return write_run(tmp_path)
 
 
 def call(
@@ -62,34 +66,67 @@ PLAN = (
 )
 
 
-def loaded(folder: Path, *arguments: str) -> list[str]:
-    """Heavy libraries that `oxrl ARGUMENTS` imports."""
-    heavy = ("torch", "transformers", "mlflow", "ray", "numpy", "pyarrow", "math_verify")
+# One process imports what all programs do, and is forked for each: its words go to a file.
+EACH = """\
+import os, sys
+{first}
+assert not {heavy!r} & set(sys.modules)
+for name, program in {programs!r}.items():
+    if os.fork() == 0:
+        os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), 1)
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def each_told(
+    folder: Path, first: str, heavy: set[str], programs: dict[str, str]
+) -> dict[str, list[str]]:
+    """The lines that each of the programs prints, by name, after `first`, which imports nothing of
+    what is heavy.
+    """
+    text = EACH.format(first=first, heavy=heavy, programs=programs)
+    done = call(folder, sys.executable, "-c", text)
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / name).read_text().splitlines() for name in programs}
+
+
+LIGHT = [
+    ["--help"],
+    ["train", "--help"],
+    ["train", "run.yaml", "train.lr=fast"],
+    ["plan", "run.yaml"],
+    ["config", "show", "run.yaml"],
+    ["config", "schema"],
+    ["algorithms"],
+]
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What each of these commands prints, and then which heavy libraries it has imported."""
+    heavy = {"torch", "transformers", "mlflow", "ray", "numpy", "pyarrow", "math_verify"}
+    folder = write_run(tmp_path_factory.mktemp("light"))
     (folder / "checks.py").write_text(CHECKS)
-    program = (PLAN if arguments[0] == "plan" else "") + (
-        f"import sys\nfrom oxrl.cli import main\nsys.argv = ['oxrl', *{arguments!r}]\n"
+    programs = {
+        " ".join(arguments): (PLAN if arguments[0] == "plan" else "")
+        + f"sys.argv = ['oxrl', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"print('loaded', *[name for name in {heavy!r} if name in sys.modules])"
-    )
-    done = call(folder, sys.executable, "-c", program)
-    assert "in order" in done.stdout or arguments[0] != "plan", done.stderr
-    return done.stdout.splitlines()[-1].split()[1:]
+        f"print('loaded', *({heavy!r} & set(sys.modules)))"
+        for arguments in LIGHT
+    }
+    return each_told(folder, "from oxrl.cli import main", heavy, programs)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["train", "--help"],
-        ["train", "run.yaml", "train.lr=fast"],
-        ["plan", "run.yaml"],
-        ["config", "show", "run.yaml"],
-        ["config", "schema"],
-        ["algorithms"],
-    ],
-)
-def test_what_needs_no_model_loads_no_heavy_library(folder: Path, arguments: list[str]) -> None:
-    assert loaded(folder, *arguments) == []
+@pytest.mark.parametrize("arguments", LIGHT)
+def test_what_needs_no_model_loads_no_heavy_library(
+    light: dict[str, list[str]], arguments: list[str]
+) -> None:
+    lines = light[" ".join(arguments)]
+    assert lines[-1] == "loaded"
+    assert arguments[0] != "plan" or "in order" in "\n".join(lines)
 
 
 def cpu_seconds(
@@ -204,24 +241,11 @@ def record_step(self, step, line):
 Recorder.record_step = record_step
 run(load_config({config!r}))
 """
-# One process imports what all programs do, and is forked for each: its words go to a file.
-EACH = """\
-import os, sys
-import torch, transformers.masking_utils, oxrl.cli
-assert not {{"transformers.modeling_utils", *{heavy!r}}} & set(sys.modules)
-for name, program in {programs!r}.items():
-    if os.fork() == 0:
-        os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), 1)
-        exec(program)
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.wait()[1] == 0
-"""
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The last lines that each of the programs prints: what it has imported."""
+    """What each of the programs prints; at its end, what it has imported."""
     folder = tmp_path_factory.mktemp("programs")
     models = "print('models', 'transformers.modeling_utils' in sys.modules)\n"
     found = f"print('found', *[name for name in {WITHOUT!r} if name in sys.modules])"
@@ -229,10 +253,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     rl_config(folder, "first", run={"mlflow": True})
     config = str(folder / "first.yaml")
     programs["the first line"] = FIRST_LINE.format(heavy=OTHER_USES, config=config)
-    each = EACH.format(heavy=OTHER_USES, programs=programs)
-    done = call(folder, sys.executable, "-c", each)
-    assert done.returncode == 0, done.stderr
-    return {name: (folder / name).read_text().splitlines()[-2:] for name in programs}
+    first = "import torch, transformers.masking_utils, oxrl.cli"
+    return each_told(folder, first, {"transformers.modeling_utils", *OTHER_USES}, programs)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -240,7 +262,7 @@ def test_models_are_had_without_the_libraries_that_only_others_need(
     told: dict[str, list[str]], program: str
 ) -> None:
     """A fifth of their time to start went into scikit-learn and what that imports."""
-    assert told[program] == ["models True", "found"]
+    assert told[program][-2:] == ["models True", "found"]
 
 
 def test_nothing_heavy_is_imported_before_the_first_line_of_metrics(
