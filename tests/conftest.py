@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import share_server
 from figures import Learned
 
 from oxrl.models.lazy_transformers import LATER, called_later
@@ -48,6 +49,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ROOT = Path(__file__).resolve().parent.parent
 # What git says of the package is the same for each of thousands of runs: it is asked once.
 environment.git_state = cache(environment.git_state)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Parallel test processes, which are started after this, fork from one server."""
+    if config.getoption("numprocesses", None):
+        config.add_cleanup(share_server(Path(os.environ["XDG_CACHE_HOME"])))
 
 
 @pytest.hookimpl(wrapper=True)

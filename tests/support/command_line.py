@@ -1,9 +1,9 @@
 """`oxrl …` in a process of its own, without waiting for its imports each time.
 
-Importing torch and transformers takes longer than most commands that tests give. One server per
-test process imports them once and forks: each command still has a process of its own, with its own
-streams, folder, environment and exit code, and can be killed. What a command imports, and how long
-it takes to start, is tested in tests/test_cli.py with fresh interpreters.
+Importing torch and transformers takes longer than most commands that tests give. One server, which
+parallel test processes share, imports them once and forks: each command still has a process of its
+own, with its own streams, folder, environment and exit code, and can be killed. What a command
+imports, and how long it takes to start, is tested in tests/test_cli.py with fresh interpreters.
 """
 
 from __future__ import annotations
@@ -12,30 +12,96 @@ import multiprocessing
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
 import pytest
 
+PRELOADED = ["warm_start"]
 WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["warm_start"])
+WARM.set_forkserver_preload(PRELOADED)
+# The socket of a server that several test processes share.
+SHARED = "OXRL_TEST_FORK_SERVER"
+WAIT_THEN_SERVE = f"""\
+import select, sys
+from multiprocessing.forkserver import main
+listener, alive = map(int, sys.argv[1:])
+if listener in select.select([listener, alive], [], [])[0]:
+    main(listener, alive, {PRELOADED!r})
+"""
+
+
+def _paths_of_modules() -> dict[str, str]:
+    """Python 3.11 does not tell a server where this process looks for modules."""
+    paths = {"OXRL_TEST_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    return paths | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def share_server(folder: Path) -> Callable[[], object]:
+    """Start what becomes the server of every test process that is started later, when the first of
+    them asks for a process.
+
+    Returns:
+        what ends it; it ends with this process, too.
+    """
+    address = str(folder / "fork-server")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        alive, ours = os.pipe()
+        server = subprocess.Popen(
+            [sys.executable, "-c", WAIT_THEN_SERVE, str(listener.fileno()), str(alive)],
+            # What runs say that nobody reads. Why it cannot start, a test alone (without -n) tells.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(), alive),
+            env=os.environ | _paths_of_modules(),
+        )
+        os.close(alive)
+    os.environ[SHARED] = address
+
+    def end() -> None:
+        os.close(ours)
+        server.wait(60)
+
+    return end
+
+
+@cache
+def _use_shared_server() -> None:
+    """`multiprocessing` has no public way to say that a server runs already."""
+    server = forkserver._forkserver
+    server._forkserver_address = os.environ[SHARED]
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = resource_tracker.ensure_running
 
 
 def forked(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
-    """A process that will call `target(*arguments)`, forked from the only server of a test process:
-    ranks and runs that are going to be killed are forked from it too.
+    """A process that will call `target(*arguments)`, forked from the only server there is: ranks and
+    runs that are going to be killed are forked from it too.
     """
-    # Python 3.11 does not tell the server where this process looks for modules.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OXRL_TEST_PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        ensure_running()
-    return WARM.Process(target=target, args=arguments)
+    if SHARED in os.environ:
+        _use_shared_server()
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in _paths_of_modules().items():
+                patch.setenv(name, value)
+            forkserver.ensure_running()
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    return WARM.Process(target=_in_test, args=(test, target, *arguments))
+
+
+def _in_test(test: str, target: Callable[..., object], *arguments: object) -> None:
+    """The server's environment does not say which test asked (tests/processors notes it)."""
+    os.environ["PYTEST_CURRENT_TEST"] = test
+    target(*arguments)
 
 
 def _serve(script: str, words: list[str], folder: str, said: str) -> None:

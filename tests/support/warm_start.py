@@ -1,4 +1,4 @@
-"""What the fork server of a test process does before the first process is forked from it.
+"""What the fork server of tests does before the first process is forked from it.
 
 It trains two small models and imports what other runs import: what transformers, torch and pydantic
 find out when they are first used takes longer than a small run. How a run starts cold is tested
