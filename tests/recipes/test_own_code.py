@@ -476,6 +476,25 @@ def test_a_term_of_an_own_feature_is_a_scalar_with_metrics_or_none() -> None:
             feature.loss(nothing, nothing)
 
 
+class Greedy(Term):
+    """Says what it needs: as a class, and as it is made."""
+
+    greedy_baseline = True
+    old_logprobs = "before"
+
+    def __init__(self, given: FeatureInputs) -> None:
+        super().__init__(given)
+        self.want_before = frozenset({"entropy"})
+
+
+def test_what_an_own_feature_says_of_itself_is_known_of_it() -> None:
+    feature, silent = own(Greedy), own(Term)
+    assert (feature.greedy_baseline, feature.old_logprobs) == (True, "before")
+    assert feature.want_before == {"entropy"}
+    assert (feature.moves_reference, feature.want) == (False, frozenset())
+    assert (silent.greedy_baseline, silent.old_logprobs) == (False, None)
+
+
 def test_an_own_feature_that_can_be_saved_is_kept_under_its_name(tmp_path: Path) -> None:
     feature = own(Kept)
     assert feature.saved() == {"feature_Kept": feature}
