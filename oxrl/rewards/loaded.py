@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.modelfiles.folder import is_reward_model
+from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.rewards.builtin import find_builtin, option_problem, steps_rule, with_options
 from oxrl.rewards.call_forms import RewardFunction, form_of
 from oxrl.rewards.failures import failed_scores
@@ -161,10 +162,14 @@ def find_reward(name: str, options: Objects | None = None) -> LoadedReward:
             row.require(**options)
         return LoadedReward(name, with_options(name, row, options), per_sample=row.takes != "group")
     if is_reward_model(name):
+        import_model_classes()  # before anything below imports them
         from oxrl.rewards.reward_model import RewardModel  # torch, which other rewards do without
 
-        model = RewardModel(Path(name).resolve(), steps=steps_rule(options))
-        return LoadedReward(name, model, per_sample=False)
+        return LoadedReward(
+            name,
+            RewardModel(Path(name).resolve(), steps=steps_rule(options)),
+            per_sample=False,
+        )
     found = find(REWARD, name)
     form = form_of(name, found.value)
     return LoadedReward(name, form.call, form.per_sample, form.columns, found.file, found.module)
