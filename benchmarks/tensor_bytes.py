@@ -64,9 +64,8 @@ class PeakBytes(TorchDispatchMode):
     def take_in_everything(self) -> None:
         """Count all that is alive as well, however it came about: loaded, shared, by other threads.
 
-        Then the peak begins anew.
+        What is frozen is not listed. Then the peak begins anew.
         """
-        gc.unfreeze()  # a run freezes what it has built, and that is not listed
         everything = gc.get_objects()
         # By their types, because some objects answer for others when asked.
         tensors = {kind for kind in set(map(type, everything)) if issubclass(kind, Tensor)}
