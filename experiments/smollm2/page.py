@@ -55,7 +55,7 @@ def interval(before: Record, after: Record) -> tuple[float, float]:
     for one, other in pairs:
         changes.append(100 * (other / after["samples"] - one / before["samples"]))
     chance = random.Random(0)
-    means = sorted(statistics.mean(chance.choices(changes, k=len(changes))) for _ in range(DRAWS))
+    means = sorted(statistics.fmean(chance.choices(changes, k=len(changes))) for _ in range(DRAWS))
     return means[round(0.025 * DRAWS)], means[round(0.975 * DRAWS) - 1]
 
 
