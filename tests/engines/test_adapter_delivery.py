@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,13 +40,20 @@ DORA = AdapterOptions(rank=RANK, alpha=ALPHA, dora=True)
 KINDS = pytest.mark.parametrize("options", [LORA, RSLORA, DORA], ids=["lora", "rslora", "dora"])
 
 
+@cache
+def made(seed: int, dtype: torch.dtype, options: AdapterOptions) -> Any:
+    model = load_policy(TINY, LoadOptions(seed=0, dtype=dtype))
+    add_adapter(model, options, base=TINY, seed=seed)
+    return model
+
+
 def adapted(
     seed: int, dtype: torch.dtype = torch.float32, options: AdapterOptions | None = None
 ) -> Any:
-    """The same model everywhere, with an adapter of its own seed."""
-    model = load_policy(TINY, LoadOptions(seed=0, dtype=dtype))
-    add_adapter(model, options or LORA, base=TINY, seed=seed)
-    return model
+    """The same model everywhere, with an adapter of its own seed; a copy takes less than making
+    another.
+    """
+    return deepcopy(made(seed, dtype, options or LORA))
 
 
 class Remote(LocalSampler):
