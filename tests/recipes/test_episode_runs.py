@@ -37,6 +37,7 @@ import random
 from oxrl.environments import Step
 
 class Talk:
+    reusable = True
     def reset(self, prompt, seed):
         self.chance = random.Random(seed)
         return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
@@ -50,12 +51,12 @@ def sample_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_an_environment_of_one_turn_gives_the_bytes_of_the_reward_it_wraps(tmp_path: Path) -> None:
-    plain = rl_config(tmp_path, "plain", ["run.steps=3"])
+    plain = rl_config(tmp_path, "plain", ["run.steps=2"])
     (tmp_path / "once.py").write_text(ONE_TURN)
     wrapped = rl_config(
         tmp_path,
         "wrapped",
-        ["run.steps=3"],
+        ["run.steps=2"],
         environment={"name": f"{tmp_path / 'once.py'}:Once"},
         reward={"name": ""},
     )
@@ -78,7 +79,7 @@ def test_an_environment_and_a_reward_add_up(tmp_path: Path) -> None:
     both = rl_config(
         tmp_path,
         "both",
-        ["run.steps=1"],
+        ["run.steps=1", "data.prompts_per_step=1"],
         environment={"name": f"{tmp_path / 'once.py'}:Once"},
     )
     run(both)
@@ -105,7 +106,7 @@ def test_a_run_with_episodes_resumes_byte_for_byte(
         "environment": {"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
         "reward": {"name": ""},
         "rollout": {
-            "max_tokens": 24,
+            "max_tokens": 12,
             "n_samples": 4,
             "context": reads,
             "max_staleness": staleness,
@@ -162,7 +163,7 @@ def test_dynamic_sampling_draws_until_enough_groups_of_episodes_differ(tmp_path:
         model={"name": str(model_that_stops(tmp_path / "model"))},
         data={"prompts_per_step": 3},
         train={"alg_name": "dapo", "lr": 1e-4, "overlong_buffer": 2},
-        run={"steps": 4, "checkpoint_every": 0},
+        run={"steps": 3, "checkpoint_every": 0},
     )
     run(cfg)
     samples, lines = sample_lines(cfg.run.directory), metric_lines(cfg.run.directory)
@@ -185,14 +186,15 @@ def test_dynamic_sampling_draws_until_enough_groups_of_episodes_differ(tmp_path:
     books = {name: last[name] for name in last if name.startswith("samples/")}
     dispatched = books.pop("samples/dispatched")
     assert dispatched == len(samples) == sum(books.values())
-    assert books["samples/trained"] == 4 * 9
+    assert books["samples/trained"] == 3 * 9
     assert books["samples/dropped_uninformative"] > 0
 
 
 def test_options_of_an_environment_may_hold_lists_and_reach_its_class(tmp_path: Path) -> None:
     options = {"tools": ["calculator"], "max_calls": 3}
     sections: dict[str, Any] = {"environment": {"name": "tools", "options": options}}
-    cfg = rl_config(tmp_path, "tools", ["run.steps=1"], **sections)
+    few = ["run.steps=1", "data.prompts_per_step=1", "rollout.n_samples=2"]
+    cfg = rl_config(tmp_path, "tools", few, **sections)
     assert cfg.environment.options == options
     run(cfg)
     resolved = (cfg.run.directory / "config.yaml").read_text()
@@ -209,12 +211,12 @@ def test_an_evaluation_plays_episodes_too(tmp_path: Path) -> None:
         "eval",
         environment={"name": f"{tmp_path / 'once.py'}:Once"},
         reward={"name": ""},
-        data={"eval": str(tmp_path / "prompts.jsonl")},
+        data={"eval": str(tmp_path / "prompts.jsonl"), "eval_rows": 6},
     )
     metrics = run_eval(tmp_path / "eval.yaml", out=tmp_path / "answers.jsonl")
     assert metrics["eval/errors"] == 0
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert len(lines) == 24
+    assert len(lines) == 6
     assert all(len(line["turns"]) == 1 for line in lines)
     assert cfg.environment.max_turns == 8
 

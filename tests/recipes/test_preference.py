@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config
 
 from oxrl.commands.train import run
+from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
@@ -77,7 +78,7 @@ def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
 def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> None:
     # At the reference: log 2 + 0.5 * 1 (hinge) + 0.01 * 1 / (2 * 0.1)^2 (ipo, mean margin 0).
     mixed = preference_config(
-        tmp_path, "mixed", ["run.steps=2", "train.mix={hinge: 0.5, ipo: 0.01}", "train.beta=0.3"]
+        tmp_path, "mixed", ["run.steps=1", "train.mix={hinge: 0.5, ipo: 0.01}", "train.beta=0.3"]
     )
     run(mixed)
     assert metric_lines(tmp_path / "mixed")[0]["update/loss"] == pytest.approx(
@@ -88,7 +89,7 @@ def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> No
         ("row", ["train.alg_name=cpo_simpo"]),
         ("sum", ["train.alg_name=simpo", "train.mix={nll: 1.0}"]),
     ):
-        run(preference_config(tmp_path, name, ["run.steps=3", *overrides]))
+        run(preference_config(tmp_path, name, ["run.steps=2", *overrides]))
     assert [line["update/loss"] for line in metric_lines(tmp_path / "row")] == [
         line["update/loss"] for line in metric_lines(tmp_path / "sum")
     ]
@@ -114,13 +115,19 @@ def test_a_mix_that_cannot_be_says_why(
     assert words in " ".join(str(caught.value).split())
 
 
+def learning(folder: Path, name: str) -> Config:
+    """A run that learns what is better, asked about other pairs at its end."""
+    data = {"eval": str(folder / "held_out_pairs.jsonl"), "rows_per_step": 16}
+    train = {"alg_name": name, "lr": 2e-3}
+    steps = {"steps": 16, "checkpoint_every": 0}
+    return preference_config(folder, "run", data=data, train=train, run=steps)
+
+
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
 def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(
     tmp_path: Path, name: str, learned: Learned
 ) -> None:
-    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    steps = {"steps": 30, "checkpoint_every": 30}
-    run(preference_config(tmp_path, "run", [f"train.alg_name={name}"], data=data, run=steps))
+    run(learning(tmp_path, name))
     last = metric_lines(tmp_path / "run")[-1]
     learned("eval/accuracy", last["eval/accuracy"], at_least=0.95, floor=0.5)
     assert last["eval/longer_wins"] < 1.0
@@ -129,9 +136,7 @@ def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(
 def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(
     tmp_path: Path, learned: Learned
 ) -> None:
-    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    steps = {"steps": 30, "checkpoint_every": 30}
-    run(preference_config(tmp_path, "run", ["train.alg_name=reward_model"], data=data, run=steps))
+    run(learning(tmp_path, "reward_model"))
     lines = metric_lines(tmp_path / "run")
     assert lines[0]["update/loss"] == pytest.approx(LOG2, abs=1e-6)  # the head starts at zero
     assert lines[0]["reward_model/accuracy"] == 0.5
@@ -161,7 +166,7 @@ def test_a_longer_run_says_the_same_of_the_rows_before(tmp_path: Path) -> None:
     (short,) = (tmp_path / "run").glob("reference/*.safetensors")
     first = load_file(short)["logprobs"]
     assert len(first) == 8  # of 40 pairs
-    run(preference_config(tmp_path, "longer", ["run.steps=3"]))
+    run(preference_config(tmp_path, "longer", ["run.steps=2"]))
     (longer,) = (tmp_path / "longer").glob("reference/*.safetensors")
     assert torch.equal(load_file(longer)["logprobs"][:8], first)
 
@@ -189,7 +194,7 @@ def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
     for tokens in (16384, 30):
         run(
             preference_config(
-                tmp_path, f"run{tokens}", [f"train.micro_batch_tokens={tokens}", "run.steps=3"]
+                tmp_path, f"run{tokens}", [f"train.micro_batch_tokens={tokens}", "run.steps=2"]
             )
         )
         lines.append(metric_lines(tmp_path / f"run{tokens}"))
@@ -227,8 +232,9 @@ def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path, learned: Learne
     ]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"train": str(tmp_path / "labels.jsonl"), "eval": str(tmp_path / "labels.jsonl")}
-    steps = {"steps": 30, "checkpoint_every": 30}
-    run(preference_config(tmp_path, "labels", ["train.alg_name=kto"], data=files, run=steps))
+    steps = {"steps": 16, "checkpoint_every": 0}
+    train = {"alg_name": "kto", "lr": 2e-3}
+    run(preference_config(tmp_path, "labels", data=files, run=steps, train=train))
     last = metric_lines(tmp_path / "labels")[-1]
     learned("eval/accuracy", last["eval/accuracy"], at_least=0.9, floor=0.5)
 
@@ -259,7 +265,8 @@ def test_every_preference_row_is_listed_with_its_numbers() -> None:
 
 def test_the_best_weights_are_kept_and_load(tmp_path: Path) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "eval_rows": 8}
-    run(preference_config(tmp_path, "run", ["run.keep_best=true", "run.eval_every=2"], data=data))
+    every = ["run.keep_best=true", "run.eval_every=1", "run.steps=3"]
+    run(preference_config(tmp_path, "run", every, data=data, run={"checkpoint_every": 0}))
     lines = metric_lines(tmp_path / "run")
     scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
     assert len(scores) == 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from figures import Learned
-from small_runs import final_files, metric_lines, rl_config, sft_config
+from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import evaluation_metrics, picked_reward, run_eval
@@ -30,13 +30,13 @@ SHORT = '''
 from pathlib import Path
 
 def short(prompt, completion):
-    """1 for a reply of at most two characters: a random model that stops early gets it."""
+    """1 for a reply of one character or two: a model that stops early gives some."""
     if Path(__file__).with_name("nothing_more").exists():
         raise RuntimeError("asked again")
-    return float(len(completion) <= 2)
+    return float(1 <= len(completion) <= 2)
 
 def ended(prompt, completion):
-    """1 for every reply: of those of a random model one in seven ends, and is kept."""
+    """1 for every reply: those that end are kept."""
     return float(short(prompt, completion) >= 0)
 '''
 
@@ -53,9 +53,10 @@ def rft_config(folder: Path, name: str, *overrides: str, **sections: dict[str, A
 
 
 def small_config(folder: Path, name: str, *overrides: str, **sections: dict[str, Any]) -> Config:
-    """Two steps on what is kept of a quarter as many samples, whatever they say."""
-    fewer = ["run.steps=2", "rollout.n_samples=6", f"reward.name={folder / 'short.py'}:ended"]
-    return rft_config(folder, name, *fewer, *overrides, **sections)
+    """Two steps on what is kept of few samples, whatever they say; most of them end."""
+    model = {"name": str(model_that_stops(folder / "model"))}
+    fewer = ["run.steps=2", "rollout.n_samples=2", f"reward.name={folder / 'short.py'}:ended"]
+    return rft_config(folder, name, *fewer, *overrides, model=model, **sections)
 
 
 def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "stop") -> Rollout:
@@ -86,20 +87,27 @@ def test_who_survives_is_finished_good_and_different() -> None:
 def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
     tmp_path: Path, learned: Learned
 ) -> None:
-    cfg = rft_config(tmp_path, "rft", "run.steps=24", "train.lr=5e-3")
-    before = run_eval(tmp_path / "rft.yaml", ["model.name=builtin:tiny"], samples=8)
+    model = {"name": str(model_that_stops(tmp_path / "model"))}
+    few = ["run.steps=12", "run.checkpoint_every=0"]
+    cfg = rft_config(tmp_path, "rft", *few, "rollout.n_samples=4", model=model)
+    before = run_eval(tmp_path / "rft.yaml", samples=4)
     run(cfg)
     kept = [
         json.loads(line) for line in (cfg.run.directory / "kept.jsonl").read_text().splitlines()
     ]
     assert kept and all(row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept)
-    after = run_eval(cfg.run.directory, samples=8)
+    after = run_eval(cfg.run.directory, samples=4)
     learned("gain", after["eval/reward"] - before["eval/reward"], at_least=0.3, floor=0.0)
 
     data = {"train": str(cfg.run.directory / "kept.jsonl"), "rows_per_step": 8}
     run(
         sft_config(
-            tmp_path, "sft", ["run.steps=24"], data=data, train={"alg_name": "sft", "lr": 5e-3}
+            tmp_path,
+            "sft",
+            few,
+            model=model,
+            data=data,
+            train={"alg_name": "sft", "lr": 1e-2},
         )
     )
     assert metric_lines(tmp_path / "sft") == metric_lines(cfg.run.directory)
@@ -135,11 +143,11 @@ def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:
     ).read_bytes() == kept  # the same seeds, the same samples
     (home / "result.json").unlink()
     (home / "config.yaml").write_text(
-        (home / "config.yaml").read_text().replace("steps: 2", "steps: 4")
+        (home / "config.yaml").read_text().replace("steps: 2", "steps: 3")
     )
     (tmp_path / "nothing_more").touch()
-    run(replace_steps(cfg, 4), resume=True)
-    assert (home / "kept.jsonl").read_bytes() == kept and len(metric_lines(home)) == 4
+    run(replace_steps(cfg, 3), resume=True)
+    assert (home / "kept.jsonl").read_bytes() == kept and len(metric_lines(home)) == 3
 
 
 def replace_steps(cfg: Config, steps: int) -> Config:

@@ -32,7 +32,6 @@ from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_CHECKPOINTS = {"steps": 6, "checkpoint_every": 0}
 
 
 def config(folder: Path, name: str, staleness: int, **sections: dict[str, Any]) -> Config:
@@ -45,6 +44,11 @@ def config(folder: Path, name: str, staleness: int, **sections: dict[str, Any]) 
     return rl_config(folder, name, **{"rollout": rollout, **sections})
 
 
+def short(steps: int) -> dict[str, int]:
+    """A run with a checkpoint at its end alone."""
+    return {"steps": steps, "checkpoint_every": 0}
+
+
 def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "samples.jsonl").read_text().split("\n") if line]
 
@@ -54,23 +58,22 @@ def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path
     two = one | {"minibatches": 2}
     # (bound, optimizer steps per rollout step) -> weight version of every rollout step's samples
     expected = {
-        (0, 1): [0, 1, 2, 3, 4, 5],
-        (1, 1): [0, 0, 1, 2, 3, 4],
-        (2, 1): [0, 0, 1, 2, 3, 4],
+        (0, 1): [0, 1, 2],
+        (1, 1): [0, 0, 1, 2],
+        (2, 1): [0, 0, 1, 2],
         (3, 1): [0, 0, 0, 0, 2, 2],
         (5, 1): [0, 0, 0, 0, 0, 0],
         (2, 2): [0, 0, 2],
     }
     for (bound, updates), versions in expected.items():
         train = one if updates == 1 else two
-        cfg = config(
-            tmp_path, f"run_{bound}_{updates}", bound, train=train, run=WITHOUT_CHECKPOINTS
-        )
+        steps = len(versions) * updates
+        cfg = config(tmp_path, f"run_{bound}_{updates}", bound, train=train, run=short(steps))
         run(cfg)
         samples, metrics = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
         found = [
             {span[0] for sample in samples if sample["step"] == step for span in sample["versions"]}
-            for step in range(1, 7, updates)
+            for step in range(1, steps + 1, updates)
         ]
         assert found == [{version} for version in versions], (bound, updates)
         assert [line["data/staleness_max"] for line in metrics[::updates]] == [
@@ -91,7 +94,7 @@ def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path
 def test_stale_samples_are_corrected_by_default_and_the_ratio_to_the_sampler_shows(
     tmp_path: Path, learned: Learned
 ) -> None:
-    cfg = config(tmp_path, "run", 1, train={"alg_name": "sgrpo", "lr": 1e-2})
+    cfg = config(tmp_path, "run", 1, train={"alg_name": "sgrpo", "lr": 1e-2}, run=short(2))
     run(cfg)
     assert cfg.train.correction == "truncate"
     lines = metric_lines(cfg.run.directory)
@@ -108,7 +111,7 @@ def test_stale_samples_are_corrected_by_default_and_the_ratio_to_the_sampler_sho
 
 def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path) -> None:
     train = {"alg_name": "dapo", "lr": 1e-3, "overlong_buffer": 2}
-    cfg = config(tmp_path, "run", 1, train=train)
+    cfg = config(tmp_path, "run", 1, train=train, run=short(4))
     run(cfg)
     samples, lines = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
     start = 0
@@ -140,19 +143,19 @@ def test_evaluating_changes_no_sample(algorithm: str, tmp_path: Path) -> None:
             "eval": str(tmp_path / "prompts.jsonl"),
             "eval_rows": 4,
         }
-        cfg = config(tmp_path, name, 1, **sections, data=data, run={"steps": 4})
+        cfg = config(tmp_path, name, 1, **sections, data=data, run=short(3))
         run(load_config(tmp_path / f"{name}.yaml", [f"run.eval_every={every}"]))
     assert (tmp_path / "seldom/samples.jsonl").read_bytes() == (
         tmp_path / "often/samples.jsonl"
     ).read_bytes()
     evaluated = ["eval/reward" in line for line in metric_lines(cfg.run.directory)]
-    assert evaluated == [True] * 4
+    assert evaluated == [True] * 3
 
 
 def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(
     tmp_path: Path,
 ) -> None:
-    sections = {"run": {"steps": 14, "checkpoint_every": 0}}
+    sections = {"run": short(14)}
     whole, cfg = (config(tmp_path / name, "run", 3, **sections) for name in ("whole", "stopped"))
     run(whole)
     stop_after_three_steps(cfg, tmp_path / "stopped" / "run.yaml")
@@ -292,7 +295,7 @@ def test_a_stop_anywhere_in_a_wave_leaves_what_was_there_before_it(
     def fresh() -> AheadRollouts:
         model = load_policy("builtin:tiny")
         sampler = LocalSampler(model, load_tokenizer("builtin:tiny"), max_rows=1)
-        return source_of(sampler, 16, block=2, rollout_steps=8, max_tokens=3)
+        return source_of(sampler, 16, block=2, rollout_steps=8, max_tokens=2)
 
     whole, stopped, restored = fresh(), fresh(), fresh()
     first, again = (source.next(0, step=0) for source in (whole, stopped))

@@ -37,7 +37,8 @@ def dies(prompt, completion):
 def config(folder: Path, name: str, function: str = "slow", **sections: Any) -> Config:
     folder.mkdir(exist_ok=True)
     (folder / "slow.py").write_text(SLOW)
-    reward = {"name": f"{folder / 'slow.py'}:{function}", "workers": 2, "max_error_rate": 1.0}
+    reward = {"name": f"{folder / 'slow.py'}:{function}", "max_error_rate": 1.0}
+    reward |= sections.pop("reward", {"workers": 1})
     sections = {"run": {"steps": 2}, "inference_engine": {"max_rows": 5}} | sections
     return rl_config(folder, name, reward=reward, **sections)
 
@@ -50,7 +51,7 @@ def deterministic(cfg: Config) -> list[dict[str, Any]]:
 
 # A row of the table, and what it goes with.
 CASES: dict[str, dict[str, Any]] = {
-    "sgrpo": {},
+    "sgrpo": {"reward": {"workers": 2}},
     "dapo": {},
     "remax": {"train": {"alg_name": "remax", "lr": 1e-3, "kl_coeff": 0.0}},
     "ahead": {"rollout": {"max_staleness": 1, "force_strict_on_policy": False}},

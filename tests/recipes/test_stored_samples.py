@@ -108,7 +108,7 @@ def test_training_on_stored_episodes_is_the_run_that_played_them(
     sections: dict[str, dict[str, Any]] = {
         "environment": {"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
         "reward": {"name": ""},
-        "rollout": {"max_tokens": 12, "n_samples": 4, "context": reads},
+        "rollout": {"max_tokens": 12, "n_samples": 2, "context": reads},
         "model": {"name": str(model_that_stops(tmp_path / "model"))},
         "run": {"record": "tokens", "steps": 4},
         "train": TRAIN,

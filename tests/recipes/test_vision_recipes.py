@@ -162,16 +162,16 @@ def test_drawings_and_questions_are_prepared_alike_for_a_seed(tmp_path: Path) ->
 def test_nlvr_is_prepared_from_files_and_from_bytes(
     tmp_path: Path, real_data: Callable[[str], Path]
 ) -> None:
-    report = PREPARERS["nlvr"](real_data("nlvr") / "dev_400.jsonl", tmp_path / "a", limit=20)
+    report = PREPARERS["nlvr"](real_data("nlvr") / "dev_400.jsonl", tmp_path / "a", limit=8)
     assert report["rejected"] == 0
-    PREPARERS["nlvr"](real_data("nlvr") / "dev_64.parquet", tmp_path / "b", limit=20)
+    PREPARERS["nlvr"](real_data("nlvr") / "dev_64.parquet", tmp_path / "b", limit=8)
     for name, file in (("a", "dev_400"), ("b", "dev_64")):
         path = tmp_path / name / f"{file}.jsonl"
         cfg = config(tmp_path, NAME, data={"train": str(path)})
         found = PromptDataset.load(
             path, load_tokenizer(NAME), Assembly(cfg).row_options(held_out=False)
         ).in_order()
-        assert len(found) == 20
+        assert len(found) == 8
         assert {prompt.answer for prompt in found} == {"true", "false"}
         assert all(len(prompt.images) == 1 for prompt in found)
 

@@ -282,7 +282,7 @@ def stopping_model() -> Any:
 def test_log_probabilities_of_every_turn_are_the_trainers(play: Play, reads: str) -> None:
     model = stopping_model()
     sampler: RolloutEngine = LocalSampler(model, builtin_tokenizer(), max_rows=8)
-    asked = requests(16, samples=2, max_tokens=64)
+    asked = requests(12, samples=2, max_tokens=32)
     done = generate(play(HOSTILE, sampler, reads=reads), asked, deadline_s=120)
     assert sum(len(completion.turns) for completion in done) > 40
     batch = to_rollout_batch(scored(asked, done, samples=2), pad_id=PAD)
