@@ -51,7 +51,7 @@ def test_the_samples_of_every_family_have_the_trainers_logprobs(
     fast = family in FAST and family != "mistral"  # the tiny one has a window
     other = VisionSampler if family == "gemma3" else CachedSampler
     assert type(sampler) is (LocalSampler if fast else other)
-    requests = make_requests(3, 2, max_tokens=12, stop_token_ids=())
+    requests = make_requests(3, 2, max_tokens=9, stop_token_ids=())
     done = generate(sampler, requests, deadline_s=60)
     assert largest(done, trainer_logprobs(model, requests, done, 1.0)) < 2e-4
     texts = {completion.token_ids for completion in done}
@@ -61,8 +61,8 @@ def test_the_samples_of_every_family_have_the_trainers_logprobs(
 def test_a_sample_of_any_family_does_not_depend_on_what_else_is_sampled(
     model: PreTrainedModel,
 ) -> None:
-    sampler = module_sampler(model, TOKENIZER, max_rows=4)
-    requests = make_requests(5, max_tokens=5)
+    sampler = module_sampler(model, TOKENIZER, max_rows=3)
+    requests = make_requests(4, max_tokens=5)
     together = generate(sampler, requests, deadline_s=60)
     for request, expected in zip(requests, together, strict=True):
         [alone] = generate(sampler, [request], deadline_s=60)

@@ -48,15 +48,16 @@ FLAKY = {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}
 EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
 PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
 # The coefficient is changed behind every step, and the policy is where it began in the first one.
-STEERED: Sections = {"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 2}}
+STEERED: Sections = {"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 3}}
 DAPO: Sections = {"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}
 # Two updates on the same samples move the ratio away from 1, so that gates and corrections have
 # something to do.
-MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 2}}
+TWICE: Sections = {"run": {"steps": 2}}
+MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 2}, **TWICE}
 
 
 def _moved(algorithm: str, **train: Any) -> Sections:
-    return {"train": {"alg_name": algorithm, "lr": 0.02, "epochs": 2, **train}}
+    return {"train": {"alg_name": algorithm, "lr": 0.02, "epochs": 2, **train}, **TWICE}
 
 
 COVARIANCE = _moved("clip_cov", cov_fraction=0.5, cov_low=-9.0, cov_high=9.0)
@@ -152,11 +153,11 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.clip_high": (MOVED, 0.001),
     "train.clip_dual": (MOVED, 1.0001),
     "train.weight_min": (
-        {"train": MOVED["train"] | {"alg_name": "cispo"}},
+        {"train": MOVED["train"] | {"alg_name": "cispo"}, **TWICE},
         0.9999,
     ),
     "train.weight_max": (
-        {"train": MOVED["train"] | {"alg_name": "cispo"}},
+        {"train": MOVED["train"] | {"alg_name": "cispo"}, **TWICE},
         1.0001,
     ),
     "train.kl_coeff": ({"run": {"steps": 2}}, 0.5),

@@ -264,7 +264,7 @@ def test_samples_have_the_trainers_logprobs(folder: Path, model: str, policy: Mo
 def test_a_still_tower_reads_an_image_once(folder: Path, model: str) -> None:
     cfg = config(folder, model)
     policy: Any = load_policy(model)
-    _, requests, expected = sampled(cfg, policy)
+    _, requests, expected = sampled(cfg, policy, samples=1)
     freeze(policy, "vision+projector")
     family = family_of(policy)
     assert family is not None
