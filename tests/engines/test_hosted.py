@@ -120,13 +120,13 @@ def forked_from_here(command: list[str], **given: Any) -> subprocess.Popen[bytes
     return subprocess.Popen(command, preexec_fn=serve, **given)
 
 
+FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": forked_from_here})
+
+
 @pytest.fixture
 def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RolloutWorkers]]:
-    """Hosts for tests that end them; fresh interpreters are those of `shared`, and of the parent
-    that is killed.
-    """
-    own = SimpleNamespace(**vars(subprocess) | {"Popen": forked_from_here})
-    monkeypatch.setattr(worker_module, "subprocess", own)
+    """Hosts for tests that end them; a fresh interpreter is that of `shared`."""
+    monkeypatch.setattr(worker_module, "subprocess", FORKING)
     made: list[ThisMachine] = []
 
     def make(build: Any = sampler, waits: Deadlines | None = None) -> RolloutWorkers:
@@ -284,6 +284,7 @@ def test_what_it_started_ends_with_it(hosted: Callable[..., RolloutWorkers]) -> 
 
 def busy_parent(said: Connection) -> None:
     """In a process of its own: sample without end, and say which processes that takes."""
+    worker_module.subprocess = FORKING
     engine = RolloutWorkers(ThisMachine(threads=1), [None], sampler, Deadlines.alike(60))
     [worker] = engine.members.values()
     process, _ = worker.call(parent_of)
