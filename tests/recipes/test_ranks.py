@@ -116,7 +116,7 @@ def test_ranks_do_what_one_process_does(
     tmp_path: Path, algorithm: str, world: int, backend: str
 ) -> None:
     train = {"reference_sync_steps": 2} if algorithm == "tr_dpo" else {}
-    steps = {"run": {"steps": 4}, "train": train}
+    steps = {"run": {"steps": 3}, "train": train}
     one = configure(tmp_path, "one", algorithm, 1, "local", **steps)
     run(one)
     several = configure(tmp_path, "several", algorithm, world, backend, **steps)
