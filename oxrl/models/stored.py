@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,8 +91,7 @@ def non_finite_values(tensor: Tensor) -> int:
     """Count the values of a tensor that are NaN or infinite; takes one pass where none is."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0
-    lowest, highest = tensor.detach().aminmax()  # NaN where any value is
-    if lowest.isfinite() and highest.isfinite():
+    if all(map(isfinite, tensor.detach().aminmax())):  # both are NaN where any value is
         return 0
     return int((~tensor.isfinite()).sum())
 

@@ -207,12 +207,11 @@ class Rows:
             without: [B] bool, these rows.
             times: how often a forward pass it takes.
         """
-        lost = (self.own - self.again)[without].sum()
         return {
             TOTAL: float((self.own + self.padding).sum()) * times,
             "padding": float(self.padding.sum()) * times,
             "prompts_again": float(self.again.sum()) * times,
-            cause: float(lost) * times,
+            cause: float((self.own - self.again)[without].sum()) * times,
         }
 
 
@@ -270,6 +269,8 @@ class Ledger:
         for group, operations in self._sampled:
             lost = 1 - trained[group] / self._group_sizes[group]
             self._step["dropped"] += operations * lost
+        if not self.asked_before and batch.ref_logprobs is None:
+            return
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
         rows = Rows(inputs, group_ids, self)
         if self.asked_before:
@@ -310,8 +311,7 @@ class Ledger:
 
     def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
         """Count a forward pass over all rows."""
-        without = torch.full((len(rows.own),), in_vain)
-        self._add(rows.spent(cause, without))
+        self._add(rows.spent(cause, torch.full((len(rows.own),), in_vain)))
         self._count_floor("time/logprobs_s", float(rows.own.sum()))
 
     def count_update(self, batch: PolicyBatch) -> Metrics:

@@ -10,8 +10,8 @@ the rows that they end. `cached.py` is for the models that this cannot sample fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.modelfiles.folder import family_of
+from oxrl.models.shared_prefix import attention_by
 from oxrl.types import Request
 
 if TYPE_CHECKING:
@@ -355,16 +356,10 @@ def grouped_attention(
 AttentionInterface.register(GROUPED, grouped_attention)
 
 
-@contextmanager
-def decoding_attention(config: PreTrainedConfig) -> Iterator[None]:
+def decoding_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
     """Use `grouped_attention` inside the block, where the model uses transformers' `sdpa`."""
-    before = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    if before == "sdpa":
-        config._attn_implementation = GROUPED  # pyright: ignore[reportPrivateUsage]
-    try:
-        yield
-    finally:
-        config._attn_implementation = before  # pyright: ignore[reportPrivateUsage]
+    usual = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    return attention_by(config, GROUPED if usual == "sdpa" else usual)
 
 
 def module_sampler(

@@ -158,8 +158,9 @@ class LocalTrainer(Trainer):
                 state = {key: self._piece(value) for key, value in held.items()}
             rate = self.options.rates.get(name, 1.0)
             change = getattr(self._adam, "changes", {}).get(master)
-            piece = self._piece(master.detach())
-            yield Piece(piece, state or None, self._decays[name], rate, change)
+            yield Piece(
+                self._piece(master.detach()), state or None, self._decays[name], rate, change
+            )
 
     def _own_weights(self, part: Part) -> NamedTensors:
         for name, p in self._of(part):

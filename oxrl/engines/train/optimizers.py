@@ -198,16 +198,16 @@ def adamw(
     )
 
 
-def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
+def last_change(piece: Piece, options: TrainerOptions, lr: float) -> float:
     """Compute the norm of AdamW's last change of a piece from its moments: no weights are copied.
 
     A piece may be all that a rank holds, so what is computed stays in one tensor.
     """
     state = piece.state
     if not state:
-        return torch.zeros((), dtype=torch.float64)
+        return 0.0
     if piece.change is not None:
-        return piece.change
+        return piece.change.item()
     beta1, beta2 = options.adam_betas
     step = float(state["step"])
     lr = lr * piece.rate
@@ -220,4 +220,4 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
         before = piece.weight + change
         before *= decay / (1 - decay)
         change += before
-    return torch.linalg.vector_norm(change, dtype=torch.float64)
+    return torch.linalg.vector_norm(change, dtype=torch.float64).item()

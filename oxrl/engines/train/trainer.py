@@ -345,12 +345,14 @@ class Trainer(ABC):
     @torch.no_grad()
     def _finish_step(self, norm: float, *, skipped: bool) -> Metrics:
         lr = self.options.learning_rate(self.step)
-        squares = torch.zeros(2, dtype=torch.float64)  # of the weights, of their change
+        of_weights = of_change = 0.0
         for piece in self._pieces():
-            weight_norm = torch.linalg.vector_norm(piece.weight, dtype=torch.float64)
-            squares[0] += weight_norm.cpu() ** 2
+            weight = torch.linalg.vector_norm(piece.weight, dtype=torch.float64).item()
+            of_weights += weight * weight
             if not skipped:
-                squares[1] += last_change(piece, self.options, lr).cpu() ** 2
+                change = last_change(piece, self.options, lr)
+                of_change += change * change
+        squares = torch.tensor([of_weights, of_change], dtype=torch.float64)
         if self._cut_up:
             squares = self.ranks.sum(squares)
         param_norm, update_norm = squares.sqrt().tolist()
