@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Module
 
@@ -78,14 +78,17 @@ class FsdpTrainer(LocalTrainer):
             pieces = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         mesh = init_device_mesh(self.device.type, (self.ranks.world,))
         self._reader = Reader(self.model, self.network, self.options.temperature)
-        for module in (*_layers(self.model), self._reader):
-            cut = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=pieces)
-            # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so
-            # nothing may be.
-            cut.set_gradient_divide_factor(1.0)
-            cut.set_force_sum_reduction_for_comms(True)
+        for layer in _layers(self.model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=pieces)
+        fully_shard(self._reader, mesh=mesh, mp_policy=policy, offload_policy=pieces)
         if self._awaited:
             self._read_pieces()
+        for module in self._reader.modules():
+            if isinstance(module, FSDPModule):
+                # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so
+                # nothing may be.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
 
     def _read_pieces(self) -> None:
         """Give every piece its memory, and read what the model's files hold of it."""
@@ -101,7 +104,7 @@ class FsdpTrainer(LocalTrainer):
         _, offsets = compute_local_shape_and_global_offset(
             rows.shape, rows.device_mesh, rows.placements
         )
-        start = offsets[0] * prod(rows.shape[1:])
+        start = offsets[0] * prod(rows.shape[1:]) if rows.ndim else 0
         return PieceOfWeight(name, start, rows.to_local().detach().view(-1))
 
     def checked(self, check: Check) -> None:
@@ -122,7 +125,7 @@ class FsdpTrainer(LocalTrainer):
     def _whole(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return tensor
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and tensor.ndim and tensor.placements == (Shard(0),):
             return _joined_rows(tensor)
         # Pieces in CPU memory travel between devices, which is faster.
         here = cast(DTensor, tensor.to(self.device))
@@ -159,14 +162,14 @@ class FsdpTrainer(LocalTrainer):
         passing: list[dist.Work | None] = []
         given: list[Tensor] = []
         for name, _ in shapes:
-            parameter = cast(DTensor, self.model.get_parameter(name))
-            own = self._delivered(name, parameter.to_local(), dtype).contiguous()
+            parameter = self.model.get_parameter(name)
+            own = self._delivered(name, self._piece(parameter), dtype).contiguous()
             given.append(own)  # held until it has left
-            mesh = parameter.device_mesh
             if room:
-                passing += _take(room[name], own, mesh)
-            elif own.numel():
-                passing.append(dist.isend(own, group=mesh.get_group(), group_dst=owner))
+                passing += _take(room[name], own, parameter)
+            elif isinstance(parameter, DTensor) and own.numel():
+                group = parameter.device_mesh.get_group()
+                passing.append(dist.isend(own, group=group, group_dst=owner))
         self.ranks.wait(passing)
         return whole or list(room.items()) or None
 
@@ -183,14 +186,18 @@ class FsdpTrainer(LocalTrainer):
             yield held._replace(values=self._delivered(name, held.values, None)), master.shape
 
 
-def _take(whole: Tensor, own: Tensor, mesh: DeviceMesh) -> list[dist.Work | None]:
+def _take(whole: Tensor, own: Tensor, parameter: Tensor) -> list[dist.Work | None]:
     """Begin to fill a weight with the rows that every rank holds; return what to wait for."""
+    if not isinstance(parameter, DTensor):
+        whole.copy_(own)
+        return []
+    group = parameter.device_mesh.get_group()
     passing: list[dist.Work | None] = []
-    for rank, rows in enumerate(whole.chunk(mesh.size())):
-        if rank == mesh.get_rank():
+    for rank, rows in enumerate(whole.chunk(parameter.device_mesh.size())):
+        if rank == parameter.device_mesh.get_rank():
             rows.copy_(own)
         elif rows.numel():
-            passing.append(dist.irecv(rows, group=mesh.get_group(), group_src=rank))
+            passing.append(dist.irecv(rows, group=group, group_src=rank))
     return passing
 
 
@@ -200,13 +207,13 @@ def _joined_rows(rows: DTensor) -> Tensor:
     Each rank's rows arrive where they belong. All-gathering over gloo moves as many bytes, and then
     copies everything twice.
     """
-    mesh = rows.device_mesh
+    group = rows.device_mesh.get_group()
     whole = torch.empty(rows.shape, dtype=rows.dtype)
     arriving: list[Any] = []
-    for rank, part in enumerate(whole.chunk(mesh.size())):
-        if rank == mesh.get_rank():
+    for rank, part in enumerate(whole.chunk(rows.device_mesh.size())):
+        if rank == rows.device_mesh.get_rank():
             part.copy_(rows.to_local())
-        arriving.append(dist.broadcast(part, group=mesh.get_group(), group_src=rank, async_op=True))
+        arriving.append(dist.broadcast(part, group=group, group_src=rank, async_op=True))
     for part in arriving:
         part.wait()
     return whole

@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.checkpoint.layout import MASTER, WEIGHT, StoredWeight
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight
 from oxrl.engines.train import Part
-from oxrl.engines.train.optimizers import (
-    KINDS,
-    LOW_PRECISION,
-    AdamWOfPieces,
-    Piece,
-    adamw,
-    has_master,
-)
+from oxrl.engines.train.optimizers import KINDS, LOW_PRECISION, Piece, adamw, has_master
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.four_bit import whole_weight
@@ -58,7 +51,7 @@ class LocalTrainer(Trainer):
     def _build_optimizer(self) -> torch.optim.Optimizer:
         options = self.options
         if options.optimizer == "adamw" and options.master_weights == "float32":
-            return adamw(self._masters, self._decays, options, AdamWOfPieces)
+            return adamw(self._masters, self._decays, options)
         from oxrl.engines.train.per_weight_optimizers import (  # most runs step all at once
             OneByOne,
             require_whole_blocks,
@@ -127,16 +120,13 @@ class LocalTrainer(Trainer):
                 yield name, self._whole(master.grad)
 
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
-        gradients = [self._piece(p.grad) for p in self._masters.values() if p.grad is not None]
+        gradients = [p.grad for p in self._masters.values() if p.grad is not None]
         total_norm = get_total_norm(gradients)
-        if self.ranks.world > 1:
-            total_norm = self.ranks.sum(total_norm.square()).sqrt()
-        norm = total_norm.item()
+        norm = self._whole(total_norm).item()
         if not isfinite(norm):
             return norm, False
         if norm > self.options.max_grad_norm:
-            for gradient in gradients:
-                gradient *= self.options.max_grad_norm / (total_norm + 1e-6)  # as torch clips
+            clip_grads_with_norm_(self._masters.values(), self.options.max_grad_norm, total_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr * group["rate"]
             group["index"] = self.step

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod, sqrt
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Module, Parameter
-from torch.optim import AdamW
 
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.weights import WeightType
@@ -158,26 +157,9 @@ def weight_decays(model: Module, options: TrainerOptions) -> Metrics:
     }
 
 
-class AdamWOfPieces(AdamW):
-    """torch's AdamW on what this rank holds, as plain tensors.
-
-    For an operation on DTensors torch first finds out how the result is cut up, which takes longer
-    than the step of a small model.
-    """
-
-    def _init_group(self, *given: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Fill the lists behind the group with what is stepped, gradients and moments."""
-        super()._init_group(*given)
-        for found in given[1:]:
-            found[:] = [getattr(tensor, "_local_tensor", tensor) for tensor in found]
-
-
 def adamw(
-    named: Mapping[str, Parameter],
-    decays: Mapping[str, float],
-    options: TrainerOptions,
-    kind: type[AdamW] = AdamW,
-) -> AdamW:
+    named: Mapping[str, Parameter], decays: Mapping[str, float], options: TrainerOptions
+) -> torch.optim.AdamW:
     """torch's AdamW over `named`, with one group of parameters per weight decay and rate.
 
     A group's rate, a multiple of the learning rate, is its "rate".
@@ -186,7 +168,7 @@ def adamw(
     for name, parameter in named.items():
         key = (decays[name], options.rates.get(name, 1.0))
         groups.setdefault(key, []).append(parameter)
-    return kind(
+    return torch.optim.AdamW(
         [
             {"params": members, "weight_decay": decay, "rate": rate}
             for (decay, rate), members in groups.items()
