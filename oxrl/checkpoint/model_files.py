@@ -169,7 +169,5 @@ def write_description(
             "total_parameters": host.num_parameters(),
             "total_size": sum(entry.nbytes for file in files for entry in file.entries),
         }
-        (directory / INDEX).write_text(
-            json.dumps({"metadata": said, "weight_map": weights}, indent=2, sort_keys=True) + "\n",
-            encoding="utf-8",
-        )
+        text = json.dumps({"metadata": said, "weight_map": weights}, indent=2, sort_keys=True)
+        (directory / INDEX).write_text(f"{text}\n", encoding="utf-8")
