@@ -161,13 +161,11 @@ def write_description(
     (directory / SINGLE).unlink(missing_ok=True)  # it holds no tensor
     # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
     host.config.dtype = next(iter(stored.values())).dtype
-    if host.config.dtype != host.dtype:
-        host.config.save_pretrained(directory)
+    host.config.save_pretrained(directory)
     weights = {entry.key: file.name for file in files for entry in file.entries}
+    sizes = sum(entry.nbytes for file in files for entry in file.entries)
     if SINGLE not in weights.values():
-        said = {
-            "total_parameters": host.num_parameters(),
-            "total_size": sum(entry.nbytes for file in files for entry in file.entries),
-        }
-        text = json.dumps({"metadata": said, "weight_map": weights}, indent=2, sort_keys=True)
-        (directory / INDEX).write_text(f"{text}\n", encoding="utf-8")
+        said = {"total_parameters": host.num_parameters(), "total_size": sizes}
+        index = {"metadata": said, "weight_map": weights}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (directory / INDEX).write_text(text, encoding="utf-8")
