@@ -188,7 +188,7 @@ def compose(text: str, name: str) -> Node | None:
             f"{MOST_BRACKETS} brackets"
         )
     try:
-        root = YAML(pure=True).compose(text)
+        root = YAML(typ="safe", pure=True).compose(text)  # else marks of comments stand in text
     except RecursionError:
         raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
     except MarkedYAMLError as error:

@@ -14,6 +14,7 @@ import yaml
 from oxrl.config import dump_config, load_config, load_source
 from oxrl.config.given import mapping_source
 from oxrl.config.load_evaluation import load_evaluation_config
+from oxrl.config.source import read_source
 from oxrl.errors import ConfigError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.
@@ -210,6 +211,25 @@ def test_a_missing_file_names_the_closest_one(write: Callable[..., Path]) -> Non
 def test_a_file_with_a_byte_order_mark_and_windows_line_ends_loads(folder: Path) -> None:
     content = BLOCK.replace("-0.2", "0.2").replace("\n", "\r\n")
     assert load_config(text(folder, b"\xef\xbb\xbf" + content.encode())).run.name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (">-\n    Answer with\n    a number.", "Answer with a number."),
+        (">\n    Answer\n\n    with\n    a number.", "Answer\nwith a number.\n"),
+        ("|  # as it stands\n    Answer\n    so.", "Answer\nso.\n"),
+        (">- # folded\n    Answer\n    so.", "Answer so."),
+        ("# of every prompt\n    Answer so.\n", "Answer so."),
+        ("'Answer\n    so.'", "Answer so."),
+    ],
+)
+def test_text_over_several_lines_and_comments_are_read_as_yaml_says(
+    tmp_path: Path, written: str, meant: str
+) -> None:
+    path = tmp_path / "text.yaml"
+    path.write_text(f"run:\n  name: {written}\n  steps: 3\n")
+    assert read_source(path).values == {"run.name": meant, "run.steps": 3}
 
 
 def test_required_fields_are_asked_for_one_by_one(folder: Path) -> None:
