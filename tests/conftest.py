@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
@@ -52,8 +53,10 @@ environment.git_state = cache(environment.git_state)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Parallel test processes, which are started after this, fork from one server."""
-    if config.getoption("numprocesses", None):
+    """Parallel test processes, which are started after this, fork from one server; from Python 3.14
+    on a server takes none but the process that started it.
+    """
+    if config.getoption("numprocesses", None) and sys.version_info < (3, 14):
         config.add_cleanup(share_server(Path(os.environ["XDG_CACHE_HOME"])))
 
 
