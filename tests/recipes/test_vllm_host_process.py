@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Command
+from command_line import Command, forked
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.commands.evaluate import run_eval, run_generate
 from oxrl.commands.train import run
-from oxrl.config import Config
+from oxrl.config import Config, load_config
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: `make env-scale`"),
@@ -39,12 +39,20 @@ def said(cfg: Config) -> list[tuple[str, str]]:
     return [(line["uid"], line["response"]) for line in lines]
 
 
+def run_without_ray(config: Path, overrides: list[str]) -> None:
+    """In a process of its own: other tests may have imported Ray into this one."""
+    run(load_config(config, overrides))
+    assert "ray" not in sys.modules
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_reinforcement_learning_needs_no_ray_for_vllm(tmp_path: Path, dtype: str) -> None:
-    steps = [*SMALL, "run.steps=3", f"model.dtype={dtype}", "inference_engine.probe_every=1"]
-    cfg = rl_config(tmp_path, "hosted", [*steps, VLLM])
-    run(cfg)
-    assert "ray" not in sys.modules or find_spec("ray") is None
+    steps = [*SMALL, "run.steps=3", f"model.dtype={dtype}", "inference_engine.probe_every=1", VLLM]
+    cfg = rl_config(tmp_path, "hosted", steps)
+    process = forked(run_without_ray, tmp_path / "hosted.yaml", steps)
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
     for line in metric_lines(cfg.run.directory):
         assert line["sync/retries"] == 0
         assert line["sync/probe_limit_share"] < 1

@@ -20,7 +20,7 @@ from oxrl.tables.watch import Deadlines
 WANT = frozenset({"logprobs"})
 # Longest first these rows are: two images, one, one, one, none. On two ranks with a row each at a
 # time some rounds have images on one rank alone, and in the last one rank sits out.
-ORDERS = {"one": [3], "text": [0], "mixed": [0, 3], "all": [0, 1, 2, 3, 4]}
+ORDERS = {"all": [0, 1, 2, 3, 4], "one": [3], "text": [0], "mixed": [0, 3]}
 
 
 def measure(
@@ -38,10 +38,8 @@ def measure(
         for weight, gradient in trainer.gradients():
             if gradient is not None:
                 found[f"gradient_{name}/{weight}"] = gradient.clone()
-        if name != "all":
-            trainer.skip_step()
-    trainer.optim_step()
-    for rows in ([3, 0], [4, 2, 1]):
+        trainer.skip_step()
+    for rows in ([0, 1, 2, 3, 4], [3, 0], [4, 2, 1]):
         trainer.forward_backward(batch.select(torch.tensor(rows)), loss_fn, WANT)
         trainer.optim_step()
     for bucket in trainer.weights():
