@@ -18,7 +18,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env lint quickstart quickstart-seeds smollm test test-packages test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env lint quickstart quickstart-seeds smollm test test-core test-packages test-full test-noted test-noise test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -58,7 +58,10 @@ check: lint  ## Lint, formatting and types
 	$(BIN)/basedpyright
 
 # Types are checked by tests/test_types.py and tests/packages/test_types.py, beside other tests.
-test: lint  ## Lint, types and the tests of the core
+test: lint  ## Lint, types and the tests of the core and of packages/
+	$(PYTEST) -m "not full"
+
+test-core: lint  ## Lint, types and the tests of the core
 	$(PYTEST) -m "not full" --ignore tests/packages
 
 test-packages: env  ## Types and the tests of what is in packages/
@@ -66,6 +69,17 @@ test-packages: env  ## Types and the tests of what is in packages/
 
 test-full: lint  ## Every test, the slow ones included
 	$(PYTEST)
+
+# Which tests train, in the order in which they did: an empty file before they are run.
+NOTED := $(CURDIR)/build/processors/trained.txt
+
+test-noted: lint  ## The same as `test`, noting which tests train
+	@mkdir -p $(dir $(NOTED))
+	@: > $(NOTED)
+	OXRL_TEST_TRAINED=$(NOTED) PYTHONPATH=$(CURDIR)/tests/processors/hook $(PYTEST) -m "not full"
+
+test-noise: env  ## Those that train, as `test-noted` noted, once more as another processor might round
+	$(BIN)/python tests/processors --noise-of "$$(git rev-parse HEAD)"
 
 test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)
 	$(BIN)/python tests/processors --workers 2

@@ -4,6 +4,9 @@ Each rounding changes one thing from the default. Tests of learned figures (thos
 fixture `learned`) run first, then under other seeds; then every other test that trains. Under the
 default rounding that is every quick test: a hook on the optimizers notes which of them train.
 What was recorded under build/processors is not run again, unless it failed or `--again` asks.
+
+`make test-noise` runs every test that trains under one noise, which the commit chooses: for CI,
+whose run of the tests before it notes which ones train.
 """
 
 from __future__ import annotations
@@ -20,9 +23,21 @@ from typing import Any
 
 import margins
 from processor_plugin import trained
-from roundings import DEFAULT, ROOT, ROUNDINGS, SEEDS, Rounding, bits, cpu_flags, environment
+from roundings import (
+    DEFAULT,
+    ROOT,
+    ROUNDINGS,
+    SEEDS,
+    Rounding,
+    bits,
+    cpu_flags,
+    environment,
+    noise,
+)
 
 RECORDS = ROOT / "build" / "processors"
+# Which tests train: a line for each of their phases that does.
+NOTED = RECORDS / "trained.txt"
 Lines = list[dict[str, Any]]
 # Values of a figure that make a deviation.
 FEWEST = 4
@@ -33,7 +48,7 @@ class Part:
 
     Args:
         rounding: or seed.
-        group: "learned", or "others" that train.
+        group: "learned", "others" that train, or "both".
         marked: the marker expression of pytest.
     """
 
@@ -69,7 +84,7 @@ class Part:
             "OXRL_TEST_OUTCOMES": str(self.folder / "outcomes.jsonl"),
             "OXRL_TEST_FIGURES": str(self.folder / "figures.jsonl"),
         }
-        if self.group == "others":
+        if self.group != "learned":
             variables |= self._trained()
         command = [sys.executable, "-m", "pytest", "-p", "processor_plugin", "-m", self._marked]
         command += ["-n", str(workers), "--dist", "worksteal"]
@@ -98,11 +113,11 @@ class Part:
 
     def _trained(self) -> dict[str, str]:
         """The default rounding notes which tests train; the others run those."""
-        noted = self.folder.with_name(DEFAULT.name) / "trained.txt"
         if self.rounding is DEFAULT:
-            return {"OXRL_TEST_TRAINED": str(noted)}
+            NOTED.unlink(missing_ok=True)
+            return {"OXRL_TEST_TRAINED": str(NOTED)}
         only = self.folder / "only.txt"
-        only.write_text("".join(f"{name}\n" for name in trained(noted.read_text().splitlines())))
+        only.write_text("".join(f"{name}\n" for name in trained(NOTED.read_text().splitlines())))
         return {"OXRL_TEST_ONLY": str(only)}
 
 
@@ -201,6 +216,32 @@ def show_margins(parts: list[Part]) -> bool:
     return well
 
 
+def show_trained() -> None:
+    """Print which tests train, and how many."""
+    noted = NOTED.read_text().splitlines()
+    tests = sorted({line.rpartition(" ")[0] for line in noted if not line.endswith("(setup)")})
+    fixtures = sorted({line.split("::")[0] for line in noted if line.endswith("(setup)")})
+    for name in tests:
+        print(name)
+    for name in fixtures:
+        print(f"{name}: a fixture")
+    print(f"\n{len(tests)} tests train, and fixtures of {len(fixtures)} files")
+
+
+def one_noise(commit: str, workers: int) -> int:
+    """Run every test that trains under the noise of a commit; the exit code of pytest."""
+    if not NOTED.is_file():
+        print("no run of the tests noted which ones train; `make test-noise` makes one before")
+        return 1
+    chosen = noise(int(commit[:6], 16))
+    print(f"every test that trains, under {chosen.name} (of commit {commit[:6]})", flush=True)
+    part = Part(chosen, "both", "not full")
+    part.run(workers)
+    print((part.folder / "pytest.log").read_text())
+    result = part.result()
+    return 1 if result is None else result["exit"]
+
+
 def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make test-processors", description=__doc__)
     parser.add_argument("--again", action="store_true", help="what was recorded too")
@@ -208,12 +249,19 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--slow", action="store_true", help="those that are marked full instead")
     parser.add_argument("--table", action="store_true", help="run nothing; print what there is")
     parser.add_argument("--only", nargs="*", default=[], help="names of roundings and seeds")
+    parser.add_argument("--list", action="store_true", help="print which tests train")
+    parser.add_argument("--noise-of", metavar="COMMIT", help="run all that train under its noise")
     parser.add_argument("--workers", type=int, default=2)
     return parser.parse_args()
 
 
 def main() -> int:
     args = asked()
+    if args.list:
+        show_trained()
+        return 0
+    if args.noise_of:
+        return one_noise(args.noise_of, args.workers)
     flags = cpu_flags()
     shown = [rounding for rounding in ROUNDINGS if not rounding.needs or rounding.needs in flags]
     marked = "full" if args.slow else "not full"

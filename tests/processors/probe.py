@@ -1,4 +1,4 @@
-"""Prints a hash of what products, sums and functions come to in this process."""
+"""Prints a hash of what products, sums, functions and an optimizer's steps come to in this process."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def main() -> None:
         sums = F.silu(F.rms_norm(x, (width,))).exp().sum(-1)
         (logprobs[:, 0].sum() + sums.sum()).backward()
         found += [logprobs, sums, *(t.grad for t in (x, *layer.parameters()) if t.grad is not None)]
+        torch.optim.SGD(layer.parameters(), lr=0.1).step()
+        found += layer.parameters()
     heads = torch.randn(2, 4, 33, 16)
     found.append(F.scaled_dot_product_attention(heads, heads, heads, is_causal=True))
     total = hashlib.sha256()

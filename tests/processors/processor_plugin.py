@@ -10,8 +10,8 @@ import pytest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one group: tests that ask for `learned`, or those of the others that train."""
-    wants_learned = os.environ["OXRL_TEST_GROUP"] == "learned"
+    """Keep one group: tests that ask for `learned`, those of the others that train, or both."""
+    group = os.environ["OXRL_TEST_GROUP"]
     trained = os.environ.get("OXRL_TEST_ONLY")
     only = set(Path(trained).read_text().splitlines()) if trained else None
     kept: list[pytest.Item] = []
@@ -19,7 +19,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         learns = "learned" in getattr(item, "fixturenames", ())
         trains = only is None or learns or bool(only & {item.nodeid, item.nodeid.split("::")[0]})
-        (kept if learns == wants_learned and trains else left).append(item)
+        wanted = group in ("both", "learned" if learns else "others")
+        (kept if wanted and trains else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 

@@ -30,7 +30,16 @@ def _of(variable: str, value: str, needs: str = "") -> Rounding:
     return Rounding(f"{variable}={value}", {variable: value}, needs)
 
 
+def noise(seed: int) -> Rounding:
+    """Move what an optimizer stepped by a few units in the last place, as another processor might
+    have: rounding_noise.py.
+    """
+    return Rounding(f"noise {seed}", {"OXRL_TEST_NOISE": str(seed)})
+
+
 DEFAULT = Rounding("default")
+# These need no processor.
+NOISES = tuple(noise(seed) for seed in range(1, 17))
 ROUNDINGS = (
     DEFAULT,
     _of("ATEN_CPU_CAPABILITY", "default"),
@@ -48,6 +57,7 @@ ROUNDINGS = (
     _of("MKL_ENABLE_INSTRUCTIONS", "AVX512", "avx512f"),
     _of("ATEN_CPU_CAPABILITY", "avx512", "avx512f"),
     _of("ONEDNN_MAX_CPU_ISA", "AVX512_CORE", "avx512f"),
+    *NOISES,
 )
 # Seeds beside the one that tests have, under the default rounding.
 SEEDS = tuple(Rounding(f"seed + {n}", {"OXRL_TEST_SEED": str(n)}) for n in (1, 2, 3, 4, 5))

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from figures import Learned
 from margins import Spread, spreads
 from processor_plugin import trained
-from roundings import ROUNDINGS, SEEDS, environment
+from rounding_noise import shake
+from roundings import ROUNDINGS, SEEDS, environment, noise
 
 
 def line(value: float, **bounds: float) -> dict[str, Any]:
@@ -108,6 +110,78 @@ def test_the_hook_notes_who_trains_in_whatever_process_and_chooses_the_products(
         "tests/test_a.py::test_b[off] (call)",
         "tests/test_a.py::test_b[all] (call)",
     ]
+
+
+# Steps nothing (no learning rate) or what it is told to, and says how far weights went, in units.
+SHAKEN = """
+import importlib, os, torch
+from oxrl.engines.train import optimizers, options, per_weight_optimizers
+
+def units(after, before):
+    return (after.detach().view(torch.int32) - before.view(torch.int32)).flatten().tolist()
+
+def stepped(weight, optimizer):
+    before = weight.detach().clone()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    return units(weight, before)
+
+first = torch.linspace(-2.0, 2.0, 41)
+first[20] = 0.0
+weight = torch.nn.Parameter(first.clone())
+adam = torch.optim.AdamW([weight], lr=0.0)
+again = torch.nn.Parameter(first.clone())
+print(*stepped(weight, adam))
+print(*stepped(weight, adam))
+print(*stepped(again, torch.optim.AdamW([again], lr=0.0)))
+for rule in ("adamw", "muon"):
+    own = torch.nn.Parameter(first.clone().view(1, 41))
+    print(*stepped(own, steps_one(own, rule)))
+"""
+STEPS_ONE = """
+def steps_one(weight, rule):
+    from types import SimpleNamespace
+    from oxrl.checkpoint.shares import PieceOfWeight
+    given = SimpleNamespace(rates={}, adam_betas=(0.9, 0.999), adam_eps=1e-8, seed=0)
+    made = per_weight_optimizers.OneByOne(
+        {"w": weight}, {"w": rule}, {"w": 0.0}, given,
+        place=lambda name, tensor: PieceOfWeight(name, 0, tensor.detach().view(-1)),
+        whole=lambda tensor: tensor,
+    )
+    made.param_groups[0] |= {"lr": 0.0, "index": 0}
+    return made
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_noise_moves_what_was_stepped_by_two_units_at_most_the_same_in_equal_runs(
+    seed: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS_ONE + SHAKEN)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(noise(seed)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second, again, *own = [list(map(int, row.split())) for row in done.stdout.splitlines()]
+    middle = 20  # a weight of zero: no unit of it is small
+    assert first[middle] == second[middle] == 0
+    assert set(first[:middle] + first[middle + 1 :]) == {-2, -1, 1, 2}
+    assert first == again and first != second
+    # What steps weights one at a time has optimizers inside, which are not shaken once more.
+    assert own == [first, first]
+
+
+def test_ranks_move_their_pieces_as_one_process_moves_the_whole() -> None:
+    whole = torch.linspace(1.0, 2.0, 999)
+    pieces = whole.clone()
+    shake(whole, step=3)
+    shake(pieces[:400], step=3)
+    shake(pieces[400:], step=3, start=400)
+    assert torch.equal(whole, pieces)
 
 
 def test_a_rounding_of_the_caller_is_not_mixed_with_one_that_is_shown(

@@ -1,18 +1,20 @@
 """Runs first in every Python process of `make test-processors`, those that tests start included.
 
-Notes which tests train, and chooses the products of `oxrl/models/linear.py`; no test needs to know.
+Notes which tests train, shakes what they train, and chooses the products of `oxrl/models/linear.py`;
+no test needs to know.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+PER_WEIGHT = "oxrl.engines.train.per_weight_optimizers"
 _noted: set[str] = set()
 
 
@@ -36,17 +38,32 @@ def _choose_products(module: ModuleType) -> None:
         module.SMALL = 0
 
 
-class _After(MetaPathFinder):
-    """Calls a function with a module as soon as it was imported."""
+def _shake_weights(module: ModuleType) -> None:
+    from rounding_noise import watch_optimizers  # it imports torch, which has to come first
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
+    watch_optimizers(module)
+
+
+def _shake_each_weight(module: ModuleType) -> None:
+    from rounding_noise import watch_per_weight_optimizers
+
+    watch_per_weight_optimizers(module)
+
+
+class _After(MetaPathFinder):
+    """Calls functions with a module as soon as it was imported.
+
+    Args:
+        calls: by the module's name.
+    """
+
+    def __init__(self, calls: Mapping[str, Sequence[Callable[[ModuleType], None]]]) -> None:
+        self._calls = calls
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in self._calls:
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is None or spec.loader is None:
@@ -55,13 +72,21 @@ class _After(MetaPathFinder):
 
         def executed(module: ModuleType) -> None:
             execute(module)
-            self._then(module)
+            for call in self._calls[fullname]:
+                call(module)
 
         spec.loader.exec_module = executed
         return spec
 
 
-if "OXRL_TEST_TRAINED" in os.environ:
-    sys.meta_path.insert(0, _After("torch.optim.optimizer", _watch_optimizers))
-if "OXRL_TEST_PRODUCTS" in os.environ:
-    sys.meta_path.insert(0, _After("oxrl.models.linear", _choose_products))
+_calls: dict[str, list[Callable[[ModuleType], None]]] = {}
+for _variable, _module, _call in (
+    ("OXRL_TEST_TRAINED", "torch.optim.optimizer", _watch_optimizers),
+    ("OXRL_TEST_NOISE", "torch.optim.optimizer", _shake_weights),
+    ("OXRL_TEST_NOISE", PER_WEIGHT, _shake_each_weight),
+    ("OXRL_TEST_PRODUCTS", "oxrl.models.linear", _choose_products),
+):
+    if _variable in os.environ:
+        _calls.setdefault(_module, []).append(_call)
+if _calls:
+    sys.meta_path.insert(0, _After(_calls))
