@@ -1,9 +1,9 @@
 """Noise that makes one machine round like many: the hook loads it into every process that trains.
 
-After each step of an optimizer every float32 weight moves by one or two units in the last place, up
-or down, by a hash of the noise's seed, of the number of the step and of the weight's place. Runs
-that were equal stay equal, a resumed one too, and one on several ranks keeps near that on one; but
-training goes a way that another processor might have gone.
+After each step of an optimizer every float32 weight that has a learning rate moves by one or two
+units in the last place, up or down, as the noise's seed, the number of the step and the weight's
+place decide. Runs that were equal stay equal, a resumed one too, and one on several ranks keeps
+near that on one; but training goes a way that another processor might have gone.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def shake_all(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if _within:
         return
     for group in optimizer.param_groups:
+        if not group["lr"]:
+            continue
         for weight in group["params"]:
             if weight.grad is None or weight.dtype != torch.float32:
                 continue
