@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
-from functools import cache
 from hashlib import blake2b
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -24,18 +23,17 @@ SEED = int(os.environ.get("OXRL_TEST_NOISE", "0"))
 STEPS = (-2, -1, 1, 2)
 # Units of zero and of what is next to it are left alone: they would change its sign.
 SMALLEST = 2
-# Of this many moves, one after the other, every step begins at another.
-MOVES = 1 << 18
-# Whether what steps now is a part of an optimizer that is shaken as a whole.
-_within = False
-
-
-@cache
-def moves() -> Tensor:
-    """The moves of one seed: [MOVES], in units; the generator draws the same on every processor."""
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = torch.randint(len(STEPS), (MOVES,), generator=generator)
-    return torch.tensor(STEPS, dtype=torch.int32)[drawn]
+# Of these moves, one after the other, every step begins at another. Made when torch is imported, so
+# that the memory of a run is not theirs; by what draws the same on every processor.
+_DRAWN = bytearray(Random(SEED).randbytes(1 << 18))
+MOVES = torch.tensor(STEPS, dtype=torch.int8)[
+    (torch.frombuffer(_DRAWN, dtype=torch.uint8) & 3).long()
+]
+# What steps one weight at a time, by optimizers of its own that it makes for each.
+_per_weight: tuple[type, ...] = ()
+# Of the weight that it steps now: how often it was stepped, and the place of the first value that
+# this rank holds.
+_stepping: tuple[int, int] | None = None
 
 
 def shake(weight: Tensor, step: int, start: int = 0) -> None:
@@ -47,9 +45,9 @@ def shake(weight: Tensor, step: int, start: int = 0) -> None:
         start: the place of its first value in the whole weight.
     """
     of_step = int.from_bytes(blake2b(str(step).encode(), digest_size=4).digest())
-    first = (of_step + start) % MOVES
+    first = (of_step + start) % len(MOVES)
     last = first + weight.numel()
-    chosen = moves().repeat(-(-last // MOVES)) if last > MOVES else moves()
+    chosen = MOVES.repeat(-(-last // len(MOVES))) if last > len(MOVES) else MOVES
     chosen = chosen[first:last].view(weight.shape).to(weight.device)
     bits = weight.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
@@ -59,17 +57,22 @@ def shake(weight: Tensor, step: int, start: int = 0) -> None:
 @torch.no_grad()
 def shake_all(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Move what an optimizer has just stepped; a hook of torch's."""
-    if _within:
+    if isinstance(optimizer, _per_weight):  # those that it made did
         return
+    done = 0
     for group in optimizer.param_groups:
         if not group["lr"]:
             continue
         for weight in group["params"]:
             if weight.grad is None or weight.dtype != torch.float32:
                 continue
-            step = _steps(optimizer.state, weight)
-            rows, start = _held(weight)
-            shake(rows, step, start)
+            if _stepping is not None:
+                step, start = _stepping
+                shake(weight.detach(), step, start + done)
+                done += weight.numel()
+            else:
+                rows, start = _held(weight)
+                shake(rows, _steps(optimizer.state, weight), start)
 
 
 def _steps(states: Mapping[Any, Any], weight: Tensor) -> int:
@@ -102,32 +105,23 @@ def watch_optimizers(module: ModuleType) -> None:
 
 
 def watch_per_weight_optimizers(module: ModuleType) -> None:
-    """Of what steps one weight at a time by optimizers of its own: as a whole, and what is rounded
-    to bfloat16 before that.
+    """Of what steps one weight at a time: what it steps is a copy in float32, which may be rounded to
+    bfloat16 afterwards.
 
     Args:
         module: oxrl.engines.train.per_weight_optimizers.
     """
-    stepped: Callable[..., Any] = module.OneByOne.step
-    rounded: Callable[..., Tensor] = module.OneByOne._rounded
+    global _per_weight
+    _per_weight = (module.OneByOne,)
+    take: Callable[..., None] = module.OneByOne._take
 
-    def step(self: Any, closure: Any = None) -> Any:
-        with _whole():
-            return stepped(self, closure)
+    def take_and_shake(self: Any, weight: Any, group: Any, state: Any) -> None:
+        global _stepping
+        start = 0 if group["rule"] == "muon" else self._place(group["name"], weight).start
+        _stepping = (int(state["step"]) + 1, start)
+        try:
+            take(self, weight, group, state)
+        finally:
+            _stepping = None
 
-    def shaken(self: Any, name: str, weight: Any, own: Any, values: Tensor, index: int) -> Tensor:
-        shake(values, _steps(self.state, weight), own.start)
-        return rounded(self, name, weight, own, values, index)
-
-    module.OneByOne.step = step
-    module.OneByOne._rounded = shaken
-
-
-@contextmanager
-def _whole() -> Any:
-    global _within
-    _within = True
-    try:
-        yield
-    finally:
-        _within = False
+    module.OneByOne._take = take_and_shake
