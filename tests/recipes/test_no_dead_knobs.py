@@ -32,6 +32,9 @@ def flaky(prompt, completion):
         raise ValueError("this prompt cannot be scored")
     return len(set(completion)) / 10
 
+def letters(prompt, completion):
+    return sum(map(ord, completion)) / 1000
+
 def slow(prompt, completion):
     time.sleep(0.2)
     return len(set(completion)) / 10
@@ -47,8 +50,8 @@ TEMPLATE = (
 FLAKY = {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}
 EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
 PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
-# The coefficient is changed behind every step, and the policy is where it began in the first one.
-STEERED: Sections = {"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 3}}
+# The coefficient is changed behind every step: another speed is seen in the second.
+STEERED: Sections = {"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 2}}
 DAPO: Sections = {"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}
 # Two updates on the same samples move the ratio away from 1, so that gates and corrections have
 # something to do.
@@ -106,7 +109,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "rollout.max_tokens": ({}, 5),
     "rollout.n_samples": ({}, 3),
     "rollout.eval_samples": (EVAL, 2),
-    "rollout.eval_temperature": (EVAL, 0.0),
+    "rollout.eval_temperature": (EVAL | {"reward": {"name": "{folder}/rewards.py:letters"}}, 0.0),
     "inference_engine.max_rows": ({}, 3),
     # Without vLLM that is an error before a model is loaded; with it tests/recipes/test_vllm_host_process.py.
     "inference_engine.name": ({}, "vllm"),
@@ -165,7 +168,6 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.critic_lr": (PPO, 1e-2),
     "train.whiten": (PPO, False),
     "train.critic_warmup_steps": (PPO, 1),
-    "train.kl_target": (STEERED, 1e-6),
     "train.kl_horizon": (STEERED, 100),
     "train.reference_sync_steps": (
         {"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 2}},
@@ -214,6 +216,7 @@ ELSEWHERE = {
     "model.freeze": "what stays as it is: tests/recipes/test_vision.py",
     "train.tower_lr": "tests/recipes/test_vision.py",
     "run.ray_working_dir": "a node without the package: tests/engines/test_ray_cluster.py",
+    "train.kl_target": "the sign of a KL decides: tests/recipes/test_objective.py",
     "train.share_prefix": "what is computed twice: tests/engines/test_share_prefix.py",
     "run.deterministic": "kernels of a GPU: tests/engines/test_determinism.py",
     "model.offload_activations": "where they wait: tests/engines/test_local_trainer.py",

@@ -198,9 +198,11 @@ def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
             )
         )
         lines.append(metric_lines(tmp_path / f"run{tokens}"))
-        # Before the first step every margin is zero but for rounding, which decides its sign.
-        del lines[-1][0]["preference/accuracy"]
-    for left, right in zip(*lines, strict=True):
+    for step, (left, right) in enumerate(zip(*lines, strict=True)):
+        accuracies = left.pop("preference/accuracy"), right.pop("preference/accuracy")
+        # Before the first step every margin is zero but for rounding, which decides its sign;
+        # afterwards one of eight may still be that small.
+        assert step == 0 or abs(accuracies[0] - accuracies[1]) <= 1 / 8
         assert left == pytest.approx(right, rel=1e-3, abs=2e-5)
 
 
@@ -253,9 +255,12 @@ def test_displacement_is_reported_when_both_likelihoods_fall(
     with caplog.at_level("WARNING"):
         run(cfg)
     steps = [line["preference/displacement"] for line in metric_lines(tmp_path / "run")]
-    # It is told of ten steps in a row; here they are the last ones.
-    displaced = sum(step > 0.05 for step in steps[steps.index(min(steps)) :])
-    learned("steps above 0.05", displaced, at_least=10)
+    # It is told of ten steps in a row.
+    in_a_row = longest = 0
+    for step in steps:
+        in_a_row = in_a_row + 1 if step > 0.05 else 0
+        longest = max(longest, in_a_row)
+    learned("steps above 0.05 in a row", longest, at_least=10)
     assert "likelihood displacement" in caplog.text + (tmp_path / "run" / "run.log").read_text()
 
 

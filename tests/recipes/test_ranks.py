@@ -100,9 +100,11 @@ def assert_same_lines(found: Path, expected: Path) -> None:
         assert {k: v for k, v in ours.items() if k.startswith("data/")} == {
             k: v for k, v in theirs.items() if k.startswith("data/")
         }
-        # Before anything is trained all margins are zero, and the sign of zero is rounding.
-        for line in (ours, theirs) if ours["step"] == 1 else ():
-            line.pop("preference/accuracy", None)
+        # Before anything is trained all margins are zero, and the sign of zero is rounding;
+        # afterwards that of one row in eight or more may still be.
+        for key in [key for key in ours if key.endswith("/accuracy")]:
+            accuracies = ours.pop(key), theirs.pop(key)
+            assert ours["step"] == 1 or abs(accuracies[0] - accuracies[1]) <= 1 / 8
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 

@@ -136,12 +136,12 @@ def test_a_run_says_where_a_part_failed_for_some_of_a_group(
 ) -> None:
     cfg = two_parts(tmp_path, "run", name=f"{tmp_path / 'parts.py'}:moody", optional=optional)
     run(cfg)
-    samples = [line for line in samples_of(cfg) if line["step"] == 2]
+    samples = [line for line in samples_of(cfg) if line["step"] == 1]
     failed = {line["draw"] for line in samples if line["part_statuses"]["even"] == "error"}
     kinds: dict[int, set[str]] = {}
     for line in samples:
         kinds.setdefault(line["draw"], set()).add(line["part_statuses"]["even"])
-    line = metric_lines(cfg.run.directory)[-1]
+    line = metric_lines(cfg.run.directory)[0]
     assert failed
     if optional is True:
         uneven = sum(found == {"ok", "error"} for found in kinds.values())
@@ -191,6 +191,9 @@ def moody(prompt, completion):
         raise ValueError("a mood")
     return 1.0
 
+def calm(prompt, completion):
+    return float(len(completion) % 2 == 0)
+
 def broken(prompt, completion):
     return 1 / 0
 """
@@ -216,7 +219,7 @@ def samples_of(cfg: Config) -> list[dict[str, Any]]:
 def test_a_run_of_two_parts_records_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cfg = two_parts(tmp_path, "run")
+    cfg = two_parts(tmp_path, "run", name=f"{tmp_path / 'parts.py'}:calm")
     run(cfg)
     samples = samples_of(cfg)
     for line in samples:
