@@ -34,7 +34,7 @@ MOST_NODES_IN = {
     "checkpoint": 9_800,
     "cli": 4_800,
     "commands": 12_400,
-    "config": 26_450,
+    "config": 26_500,
     "data": 29_650,
     "engines": 56_250,
     "environments": 5_550,
