@@ -18,7 +18,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env lint quickstart quickstart-seeds smollm test test-core test-packages test-full test-noted test-noise test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env lint quickstart quickstart-seeds smollm test test-core test-packages test-full test-noted test-noise test-other-python test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -80,6 +80,29 @@ test-noted: lint  ## The same as `test`, noting which tests train
 
 test-noise: env  ## Those that train, as `test-noted` noted, once more as another processor might round
 	$(BIN)/python tests/processors --noise-of "$$(git rev-parse HEAD)"
+
+# Another Python than .venv's, and the folders of tests whose layers need no PyTorch, without it: a test that needs it, or
+# another library that is left out, is skipped (tests/support/without_torch.py). Shims of pyenv answer for no version that
+# is not chosen, so its own folder is looked into behind what stands on the PATH.
+OTHER ?= .venv-other
+PYENV_VERSIONS = $${PYENV_ROOT:-$$HOME/.pyenv}/versions
+OTHER_PYTHON ?= $(shell for p in python3.13 $(PYENV_VERSIONS)/3.13*/bin/python3 python3.12 $(PYENV_VERSIONS)/3.12*/bin/python3; do \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+WITHOUT_TORCH = cloudpickle huggingface_hub jinja2 numpy pydantic pytest pytest-timeout pytest-xdist pyyaml rich ruamel.yaml safetensors typer
+OF_OTHER = tests/config tests/data tests/environments tests/rewards tests/runs tests/test_docs.py tests/test_import_rules.py
+
+$(OTHER)/.installed: pyproject.toml constraints.txt
+	@test -x $(OTHER)/bin/python || { echo "Creating $(OTHER) with $$($(OTHER_PYTHON) --version)"; $(OTHER_PYTHON) -m venv $(OTHER); }
+	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(WITHOUT_TORCH)
+	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-other-python:  ## Tests that need no PyTorch under Python 3.13 or 3.12, in .venv-other (two minutes)
+	@test -n "$(OTHER_PYTHON)" || echo "SKIPPED: test-other-python ran nothing, for neither Python 3.13 nor 3.12 with venv" \
+	  "and pip is here. Name one with: make OTHER_PYTHON=/path/to/python test-other-python"
+	@test -z "$(OTHER_PYTHON)" || $(MAKE) --no-print-directory $(OTHER)/.installed
+	@test -z "$(OTHER_PYTHON)" || $(OTHER)/bin/python --version
+	test -z "$(OTHER_PYTHON)" || $(OTHER)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not full" $(OF_OTHER)
 
 test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)
 	$(BIN)/python tests/processors --workers 2
@@ -156,4 +179,4 @@ test-libero: env-libero  ## Demonstrations and runs in LIBERO, in .venv-libero (
 	$(LIBERO)/bin/python -m pytest tests/packages/test_libero.py
 
 clean:  ## Remove the environment and caches; never runs/
-	rm -rf $(VENV) $(SCALE) $(LIBERO) .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) $(OTHER) $(SCALE) $(LIBERO) .pytest_cache .ruff_cache build dist *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from pathlib import Path
@@ -74,7 +75,7 @@ def reference() -> str:
 
 def table(section: type[Section]) -> list[str]:
     """What a section is, and a row for each of its fields."""
-    lines = [(section.__doc__ or "").strip(), "", "| field | type | default | meaning |"]
+    lines = [inspect.getdoc(section) or "", "", "| field | type | default | meaning |"]
     lines.append("|---|---|---|---|")
     for field_name, field in section.model_fields.items():
         meaning = (field.description or "").replace("|", "\\|").replace("<", "&lt;")

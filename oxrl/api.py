@@ -103,7 +103,7 @@ def train(
     _name_objects(source, objects, {"gate": gate})
     _name_features(source, objects, feature)
     directory = source.directory
-    if not fits_a_path(str(directory)):
+    if "\0" in str(directory) or not fits_a_path(str(directory)):
         load_source(source)  # says so, with whatever else is wrong: no file system may be asked
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:

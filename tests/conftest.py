@@ -10,10 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import without_torch
 from command_line import share_server
 from figures import Learned
 
@@ -56,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Parallel test processes, which are started after this, fork from one server; from Python 3.14
     on a server takes none but the process that started it.
     """
+    if find_spec("torch") is None:
+        config.pluginmanager.register(without_torch)
+        return
     if config.getoption("numprocesses", None) and sys.version_info < (3, 14):
         config.add_cleanup(share_server(Path(os.environ["XDG_CACHE_HOME"])))
 

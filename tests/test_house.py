@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 315_100
+MOST_NODES = 315_200
 MOST_NODES_BESIDE = 66_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
@@ -34,7 +34,7 @@ MOST_NODES_IN = {
     "checkpoint": 9_800,
     "cli": 4_800,
     "commands": 12_400,
-    "config": 26_400,
+    "config": 26_500,
     "data": 29_650,
     "engines": 56_250,
     "environments": 5_550,

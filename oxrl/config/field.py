@@ -222,8 +222,11 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _fits_a_tensor(cls, value: object) -> object:
-        """Numbers are calculated with in tensors of 32 bits."""
+    def _can_be_used(cls, value: object) -> object:
+        """Any text may be asked of a file system, and numbers are calculated with in tensors of 32
+        bits.
+        """
+        refuse_nul(value)
         if isinstance(value, float) and abs(value) > LARGEST:
             raise ValueError(f"must be at most {LARGEST:g}, the largest number of 32 bits")
         return value
@@ -239,6 +242,22 @@ def fits_a_path(text: str) -> bool:
     encoded = text.encode("utf-8", "surrogatepass")
     longest = max(map(len, encoded.split(b"/")))
     return longest <= LONGEST_NAME and len(encoded) <= LONGEST_PATH
+
+
+def refuse_nul(value: object) -> None:
+    """Refuse NUL in any text of a value: asked for a file of such a name, Python finds none or
+    raises an error, which differs between its versions and their functions.
+
+    Raises:
+        ValueError: there is one, at any depth.
+    """
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError(
+            "must not hold the control character NUL: no name of a file, model or function does"
+        )
+    inside = [*value, *value.values()] if isinstance(value, dict) else value
+    for inner in inside if isinstance(inside, list) else ():
+        refuse_nul(inner)
 
 
 def printable(text: str) -> str:

@@ -23,6 +23,8 @@ NAME = re.compile(r"step_(\d{8,})")
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """(step, path) of every checkpoint directory, healthy or not, oldest first."""
+    if not root.is_dir():  # of a name that no folder can have, some Pythons find none, others raise
+        return []
     found = [(NAME.fullmatch(path.name), path) for path in root.glob("step_*")]
     return sorted((int(match[1]), path) for match, path in found if match)
 

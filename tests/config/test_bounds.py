@@ -40,6 +40,18 @@ NONSENSE = [
     ('run.name="  "', "word"),
     ('run.name="a\\0b"', "control"),
     ('run.name="\\e[31mred"', "control"),
+    ('run.name="a\\nb"', "control"),
+    ('run.dir="a\\0b"', "control"),
+    ('run.dir="a\\nb"', "control"),
+    ('model.name="a\\0b"', "control"),
+    ('model.chat_template="a\\0b"', "control"),
+    ('data.train="a\\0b"', "control"),
+    ('data.train={"a\\0b": 1}', "control"),
+    ('data.columns={prompt: "a\\0b"}', "control"),
+    ('reward.name="a\\0.py:f"', "control"),
+    ('reward.options={files: [{path: "a\\0b"}]}', "control"),
+    ('reward.parts={p: {name: "a\\0.py:f"}}', "control"),
+    ('rollout.from_samples="a\\0b"', "control"),
     ("run.name=" + "x" * 5000, "200"),
 ]
 

@@ -64,20 +64,33 @@ def test_a_program_says_what_it_prints_and_the_value_of_a_last_expression(
     [
         (
             "def f():\n    return 1 / 0\nf()",
-            'Traceback (most recent call last):\n  File "<python>", line 3, in <module>\n    f()\n'
-            '  File "<python>", line 2, in f\n    return 1 / 0\n',
+            [
+                "Traceback (most recent call last):",
+                '  File "<python>", line 3, in <module>',
+                "    f()",
+                '  File "<python>", line 2, in f',
+                "    return 1 / 0",
+                "ZeroDivisionError: division by zero",
+            ],
         ),
-        ("def f(:", "SyntaxError: "),
-        ("import numpy", "ModuleNotFoundError"),
+        ("def f(:", ['  File "<python>", line 1', "    def f(:", "SyntaxError: invalid syntax"]),
+        (
+            "import numpy",
+            [
+                "Traceback (most recent call last):",
+                '  File "<python>", line 1, in <module>',
+                "    import numpy",
+                "ModuleNotFoundError: No module named 'numpy'",
+            ],
+        ),
     ],
 )
 def test_an_exception_is_told_with_the_lines_of_the_program_and_of_nothing_else(
-    python: PythonTool, code: str, told: str
+    python: PythonTool, code: str, told: list[str]
 ) -> None:
-    found = python.python(code)
-    assert told in found
-    assert "format_exception" not in found
-    assert 'File "<program>"' not in found
+    """Pythons draw different marks under a line: they are left out of the comparison."""
+    lines = python.python(code).splitlines()
+    assert [line for line in lines if set(line) - set(" ~^")] == told
 
 
 def test_what_prints_much_is_cut_in_the_middle(python: PythonTool) -> None:

@@ -8,7 +8,16 @@ from annotated_types import Gt, Len
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from oxrl.config.conditions import evaluates, reads_images
-from oxrl.config.field import OFFLINE, SAMPLING, SUPERVISED, Aka, Section, names_in, setting
+from oxrl.config.field import (
+    OFFLINE,
+    SAMPLING,
+    SUPERVISED,
+    Aka,
+    Section,
+    names_in,
+    refuse_nul,
+    setting,
+)
 
 BATCH = (
     "prompts of a rollout step in reinforcement learning, rows of an optimizer step otherwise; "
@@ -144,6 +153,7 @@ class DataConfig(Section):
     def _one_or_several(
         cls, value: object, check: ValidatorFunctionWrapHandler
     ) -> str | dict[str, float]:
+        refuse_nul(value)
         try:
             return check(value)
         except ValidationError:

@@ -274,9 +274,9 @@ class RunConfig(Section):
         """A run fills its directory, so it cannot be the root of everything."""
         if value is None:
             return None
-        if os.path.realpath(value) == os.sep:
+        if os.path.realpath(printable(value)) == os.sep:
             raise ValueError("must be a directory of the run's own, not the root of all others")
-        return printable(value)
+        return value
 
     @field_validator("deadlines")
     @classmethod
