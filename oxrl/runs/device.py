@@ -15,7 +15,7 @@ from oxrl.errors import ConfigError
 CPU = torch.device("cpu")
 # Types that a run may want, and what is done where a device has none.
 WANTED = {
-    torch.float64: "norms are summed on the CPU",
+    torch.float64: "losses and norms are computed on the CPU",
     torch.bfloat16: "model.dtype must be float32",
 }
 
@@ -60,9 +60,14 @@ def lacking(device: torch.device) -> str:
     return "; ".join(said)
 
 
+def home_of_float64(device: torch.device) -> torch.device:
+    """The device, or the CPU where that has no float64, in which losses and norms are computed."""
+    return device if has_type(device, torch.float64) else CPU
+
+
 def where_float64_is(values: Tensor) -> Tensor:
     """The tensor, or a copy on the CPU where its device has no float64."""
-    return values if has_type(values.device, torch.float64) else values.cpu()
+    return values.to(home_of_float64(values.device))
 
 
 def wait_for(device: torch.device) -> None:

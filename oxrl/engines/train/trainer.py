@@ -69,7 +69,7 @@ from oxrl.models.shared_prefix import SharedPrefixNetwork
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
 from oxrl.models.trials import check_small
 from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
-from oxrl.runs.device import free_cache, where_float64_is
+from oxrl.runs.device import free_cache, home_of_float64, where_float64_is
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
@@ -284,7 +284,8 @@ class Trainer(ABC):
                 output = self._said(share, want)
             loss: Tensor | None = None
             if len(share.rows):
-                found, _ = loss_fn(output, share.part)
+                home = home_of_float64(self.device)
+                found, _ = loss_fn(output.to(home), share.part)
                 losses.append(found.detach().cpu().double())
                 if found.requires_grad and _has_trained_token(share.part):
                     loss = found
