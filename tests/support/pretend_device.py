@@ -1,7 +1,7 @@
 """A device that is none: PyTorch's PrivateUse1 backend over ordinary memory, computed by the CPU.
 
-`pretend_device.cpp` beside this file says what it does. A process that called `use` has the device
-for good, so what is run on it is run in a process of its own (`forked`).
+`pretend_device.cpp` beside this file says what it does. A process that has the device has it for
+good, so what is run on it is run in a process of its own (pretend_runs.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import subprocess
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import PRETEND, share_server
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CACHE = Path(__file__).resolve().parents[2] / "build" / "pretend_device"
@@ -83,11 +86,10 @@ def _compile(target: Path) -> None:
 
 
 @cache
-def use(extension: Path) -> Any:
-    """Give this process the device, for good.
+def offered() -> Any:
+    """What the extension offers, such as `lack_float64`; the process has the device from then on.
 
-    Returns:
-        what the extension offers, such as `lack_float64`.
+    It must not have gone through a backward pass yet: PyTorch counts devices at the first one.
     """
     import torch
 
@@ -97,11 +99,28 @@ def use(extension: Path) -> Any:
     # `parameter.data = ...` does not change the device of a parameter to one of this backend, as it
     # does between the CPU and CUDA, MPS or XPU: modules that move exchange whole parameters.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    spec = importlib.util.spec_from_file_location(EXTENSION, extension)
+    spec = importlib.util.spec_from_file_location(EXTENSION, compiled())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def server() -> Iterator[None]:
+    """Have a server from which processes with the device are forked, or skip the test."""
+    if sys.version_info >= (3, 14):
+        pytest.skip("from Python 3.14 on a fork server takes none but the process that started it")
+    compiled()
+    if PRETEND in os.environ:
+        yield
+        return
+    end = share_server(Path(os.environ["XDG_CACHE_HOME"]), PRETEND)
+    try:
+        yield
+    finally:
+        del os.environ[PRETEND]
+        end()
 
 
 def _module() -> types.ModuleType:
