@@ -38,6 +38,7 @@ EQUAL = [
     cases.muon,
     cases.deterministic,
     cases.prompts_read_once,
+    cases.eager_attention,
     cases.async_checkpoints,
     cases.sampling_ahead,
     cases.evaluated,

@@ -8,9 +8,17 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/native/DispatchStub.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -296,7 +304,115 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// --- Attention and convolutions, which PyTorch wants of a device as a whole. The CPU's, too.
+at::Tensor there(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.to(DEVICE) : tensor;
+}
+
+std::optional<at::Tensor> on_cpu(const std::optional<at::Tensor>& tensor) {
+  return tensor && tensor->defined() ? std::optional(on_cpu(*tensor)) : std::nullopt;
+}
+
+int64_t attention_kind(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    std::optional<double> scale,
+    bool grouped) {
+  // What the CPU would choose depends on whether there will be a gradient.
+  auto like = [](const at::Tensor& tensor) {
+    return on_cpu(tensor.detach()).requires_grad_(tensor.requires_grad());
+  };
+  const auto chosen = at::_fused_sdp_choice(
+      like(query), like(key), like(value), on_cpu(mask), dropout, causal, scale, grouped);
+  const auto math = static_cast<int64_t>(sdp::SDPBackend::math);
+  return chosen == math ? math : static_cast<int64_t>(sdp::SDPBackend::overrideable);
+}
+
+std::tuple<
+    at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor,
+    at::Tensor, at::Tensor>
+attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    bool,
+    std::optional<double> scale) {
+  auto [output, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+      on_cpu(query), on_cpu(key), on_cpu(value), dropout, causal, on_cpu(mask), scale);
+  const auto none = at::empty({0}, query.options().dtype(at::kLong));
+  return {
+      there(output), there(sums), none, none, query.sym_size(2), key.sym_size(2), none, none, none};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& gradient,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const at::Tensor& mask,
+    std::array<bool, 4>,
+    const at::Tensor& output,
+    const at::Tensor& sums,
+    const at::Tensor&,
+    const at::Tensor&,
+    c10::SymInt,
+    c10::SymInt,
+    double dropout,
+    bool causal,
+    const at::Tensor&,
+    const at::Tensor&,
+    std::optional<double> scale) {
+  auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      on_cpu(gradient), on_cpu(query), on_cpu(key), on_cpu(value), on_cpu(output), on_cpu(sums),
+      dropout, causal, on_cpu(std::optional(mask)), scale);
+  return {there(of_query), there(of_key), there(of_value), at::Tensor()};
+}
+
+at::Tensor convolution(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool transposed,
+    c10::SymIntArrayRef output_padding,
+    c10::SymInt groups) {
+  return there(at::convolution_symint(
+      on_cpu(input), on_cpu(weight), on_cpu(bias), stride, padding, dilation, transposed,
+      output_padding, groups));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool transposed,
+    c10::SymIntArrayRef output_padding,
+    c10::SymInt groups,
+    std::array<bool, 3> wanted) {
+  const std::vector<c10::SymInt> outputs = {weight.sym_size(0)};
+  auto [of_input, of_weight, of_bias] = at::convolution_backward_symint(
+      on_cpu(gradient), on_cpu(input), on_cpu(weight), c10::SymIntArrayRef(outputs), stride,
+      padding, dilation, transposed, output_padding, groups, wanted);
+  return {there(of_input), there(of_weight), there(of_bias)};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_scaled_dot_product_fused_attention_overrideable", attention);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
+  library.impl("convolution_overrideable", convolution);
+  library.impl("convolution_backward_overrideable", convolution_backward);
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
   library.impl("_copy_from", copy_from);
@@ -320,6 +436,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 }
 
 }  // namespace
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_kind)
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   c10::SetAllocator(KIND, &memory);

@@ -35,8 +35,7 @@ SAID = "said.json"
 FAILED = "failed.txt"
 MANY = 100
 # A number is a promise of how rows are cut; auto is one number on the CPU, and another beside it.
-# What PyTorch's fused attention rounds otherwise, the CPU alone has.
-SAME = ("train.micro_batch_tokens=64", "model.attention=eager")
+SAME = ("train.micro_batch_tokens=64",)
 TALK = """
 from oxrl.environments import Step
 
@@ -181,7 +180,7 @@ def sft_held_out(folder: Path) -> Any:
 
 def scored_evaluation(folder: Path) -> Any:
     data = {"eval": str(folder / "prompts.jsonl"), "eval_rows": 4}
-    return _run(_rl(folder, data=data, run={"eval_every": 1, "keep_best": True}))
+    return _run(_rl(folder, data=data, run={"eval_every": 1}))
 
 
 def dpo(folder: Path) -> Any:
@@ -206,7 +205,15 @@ def process_reward_model(folder: Path) -> Any:
 
 
 def rejection(folder: Path) -> Any:
-    return _run(_rl(folder, ["run.steps=1"], train={"alg_name": "rft"}, rollout={"n_samples": 4}))
+    return _run(
+        _rl(
+            folder,
+            ["run.steps=1"],
+            train={"alg_name": "rft", "keep_reward": 0.0},
+            rollout={"n_samples": 4},
+            model={"name": _on_disk(folder)},
+        )
+    )
 
 
 def _on_disk(folder: Path) -> str:
@@ -221,7 +228,7 @@ def images(folder: Path) -> Any:
     from test_vision import rl, write_rows
 
     write_rows(folder)
-    return _run(rl(folder, "run", model={"attention": "eager"}, train={"micro_batch_tokens": 256}))
+    return _run(rl(folder, "run", train={"micro_batch_tokens": 256}))
 
 
 def image_answers(folder: Path) -> Any:
@@ -229,7 +236,7 @@ def image_answers(folder: Path) -> Any:
 
     write_rows(folder)
     fields = {"micro_batch_tokens": 256, "alg_name": "sft", "lr": 1e-3}
-    model = {"name": "builtin:tiny-vl", "attention": "eager"}
+    model = {"name": "builtin:tiny-vl"}
     return _run(config(folder, "builtin:tiny-vl", model=model, train=fields))
 
 
@@ -237,7 +244,7 @@ def actions(folder: Path) -> Any:
     from test_action_runs import CHOICES, imitation, make_data, reinforcement
 
     make_data(folder)
-    model = {"name": "builtin:tiny-vla", "attention": "eager"}
+    model = {"name": "builtin:tiny-vla"}
     fields = {"micro_batch_tokens": 512}
     run = {"steps": 2}
     sft = imitation(
@@ -287,12 +294,11 @@ def deterministic(folder: Path) -> Any:
 
 
 def prompts_read_once(folder: Path) -> Any:
-    """Attention of the layout is PyTorch's own, on both."""
-    return _run(_rl(folder, ["~model.attention"], train={"share_prefix": True, "kl_coeff": 0.1}))
+    return _run(_rl(folder, train={"share_prefix": True, "kl_coeff": 0.1}))
 
 
-def fused_attention(folder: Path) -> Any:
-    return _run(_rl(folder, ["model.attention=sdpa"], train={"kl_coeff": 0.1}))
+def eager_attention(folder: Path) -> Any:
+    return _run(_rl(folder, ["model.attention=eager"], train={"kl_coeff": 0.1}))
 
 
 def async_checkpoints(folder: Path) -> Any:
@@ -301,7 +307,9 @@ def async_checkpoints(folder: Path) -> Any:
 
 
 def sampling_ahead(folder: Path) -> Any:
-    return _run(_rl(folder, run={"steps": 4}, rollout={"max_staleness": 2}))
+    return _run(
+        _rl(folder, run={"steps": 4}, rollout={"max_staleness": 2, "force_strict_on_policy": False})
+    )
 
 
 # --- Commands.
