@@ -19,6 +19,8 @@ WANTED = {
     torch.bfloat16: "model.dtype must be float32",
 }
 
+APPLES_WORDS = "MPS backend out of memory"
+
 
 def chosen_device(asked: str = "auto", *, alone: bool = True) -> torch.device:
     """Find the device that `run.device` means on this machine.
@@ -83,6 +85,11 @@ def free_cache(device: torch.device) -> None:
     """
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """True if a device had no room; Apple's say so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(APPLES_WORDS)
 
 
 def is_apart(device: torch.device) -> bool:

@@ -29,6 +29,8 @@ from small_runs import (
     steps_config,
 )
 
+from oxrl.errors import ConfigError
+
 Case = Callable[[Path], Any]
 DEADLINE_S = 200.0
 SAID = "said.json"
@@ -411,6 +413,69 @@ def delivered(folder: Path) -> Any:
     except WeightSyncError as error:
         return [found, str(error)]
     raise AssertionError("what was tampered with was taken")
+
+
+# --- What the device refuses, and what is said of it.
+def strict(folder: Path) -> Any:
+    """Tensors that are elsewhere raise, and so does what the device lacks."""
+    import torch
+
+    from oxrl.models.load import LoadOptions, load_policy
+    from oxrl.runs.device import chosen_device, has_type
+
+    here = chosen_device()
+    assert here.type == pretend_device.NAME and not has_type(here, torch.float64)
+    model = load_policy("builtin:tiny", LoadOptions(device=here))
+    assert {weight.device.type for weight in model.parameters()} == {here.type}
+    words = torch.tensor([[1, 2, 3]])
+    assert model(input_ids=words.to(here)).logits.device.type == here.type
+    numbers = torch.ones(2, 3).to(here)
+    mixed: list[Callable[[], object]] = [
+        lambda: model(input_ids=words),
+        lambda: numbers + torch.ones(2, 3),
+        lambda: torch.cat([numbers, torch.ones(2, 3)]),
+        lambda: torch.where(numbers > 0, numbers, torch.ones(2, 3)),
+        lambda: numbers.masked_fill_(torch.ones(2, 3, dtype=torch.bool), 0.0),
+        lambda: numbers.double(),
+        lambda: numbers.numpy(),
+    ]
+    for number, compute in enumerate(mixed):
+        try:
+            compute()
+        except (RuntimeError, TypeError):
+            continue
+        raise AssertionError(f"number {number} was computed")
+    for asked in ("cuda", "mps", "xpu"):
+        try:
+            chosen_device(asked)
+        except ConfigError as error:
+            assert f"no {asked.upper()} device (it sees pretend)" in str(error)
+    # No operations of a run: enough for the count.
+    return [float(numbers.sum()) for _ in range(MANY)]
+
+
+def out_of_memory(folder: Path) -> Any:
+    """Micro-batches that do not fit there are made smaller, and what is kept is given back."""
+    offered = pretend_device.offered()
+    for name in ("roomy", "full"):
+        many = ["train.micro_batch_tokens=4096", "data.rows_per_step=24", "run.steps=1"]
+        _run(sft_config(folder, name, many))
+        assert (offered.times_emptied() > 0) == (name == "full")
+        offered.limit_memory(offered.peak_bytes() * 3 // 4)
+    return offered.peak_bytes()
+
+
+def planned(folder: Path) -> Any:
+    """What is said of a device before a run and by `oxrl doctor`."""
+    from oxrl.commands.doctor import examine as look_around
+    from oxrl.plan.preflight import Prepared, examine
+
+    found = examine(_rl(folder), Prepared(), "device")
+    told = "pretend; no float64: losses and norms are computed on the CPU"
+    assert (found.state, found.text) == ("ok", told)
+    [device] = [finding for finding in look_around(folder) if finding.subject == "device"]
+    assert device.text.startswith(f"{told}; no CUDA device")
+    return _run(_rl(folder, run={"steps": 1}))
 
 
 # --- Runs that are stopped.

@@ -69,7 +69,7 @@ from oxrl.models.shared_prefix import SharedPrefixNetwork
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
 from oxrl.models.trials import check_small
 from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
-from oxrl.runs.device import free_cache, home_of_float64, where_float64_is
+from oxrl.runs.device import free_cache, home_of_float64, is_out_of_memory, where_float64_is
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
@@ -248,9 +248,10 @@ class Trainer(ABC):
         while True:
             try:
                 return compute()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
                 longest = max(inputs.attention_mask.sum(1).tolist(), default=0)
-                if not self._begins_anew or self.micro_batch_tokens <= longest:
+                goes_on = self._begins_anew and self.micro_batch_tokens > longest
+                if not goes_on or not is_out_of_memory(error):
                     raise
                 halved = max(self.micro_batch_tokens // 2, longest)
                 said = str(error).partition("\n")[0]
