@@ -41,6 +41,7 @@ NAV = {
         "docs/vision.md",
         "docs/action.md",
         "docs/adapters.md",
+        "docs/devices.md",
         "docs/report.md",
         "docs/extend.md",
         "experiments/cluster/README.md",

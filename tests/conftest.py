@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import without_torch
-from command_line import share_server
+from command_line import PRETEND, SHARED, share_server
 from figures import Learned
 
 from oxrl.models.lazy_transformers import LATER, called_later
@@ -55,14 +55,15 @@ environment.git_state = cache(environment.git_state)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Parallel test processes, which are started after this, fork from one server; from Python 3.14
+    """Parallel test processes, which are started after this, fork from the same servers; from Python 3.14
     on a server takes none but the process that started it.
     """
     if find_spec("torch") is None:
         config.pluginmanager.register(without_torch)
         return
     if config.getoption("numprocesses", None) and sys.version_info < (3, 14):
-        config.add_cleanup(share_server(Path(os.environ["XDG_CACHE_HOME"])))
+        for which in (SHARED, PRETEND):
+            config.add_cleanup(share_server(Path(os.environ["XDG_CACHE_HOME"]), which))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 315_200
+MOST_NODES = 315_900
 MOST_NODES_BESIDE = 66_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
@@ -34,25 +34,25 @@ MOST_NODES_IN = {
     "checkpoint": 9_800,
     "cli": 4_800,
     "commands": 12_400,
-    "config": 26_500,
+    "config": 26_600,
     "data": 29_650,
-    "engines": 56_250,
+    "engines": 56_300,
     "environments": 5_550,
     "functional": 25_900,
     "modelfiles": 5_850,
     "models": 18_500,
-    "plan": 8_950,
+    "plan": 9_000,
     "recipes": 22_150,
     "report": 3_700,
     "rewards": 13_700,
     "rollouts": 12_900,
-    "runs": 18_900,
+    "runs": 19_350,
     "tables": 7_200,
     "usercode": 10_950,
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (140, 139_000), "usual": (163, 158_500)}
+MOST_READ = {"default": (141, 139_350), "usual": (163, 158_700)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

@@ -35,6 +35,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokeniz
 from oxrl.models.network import ValueModel, fix_rotations
 from oxrl.models.token_mask import banned_tokens, sample_only
 from oxrl.runs.clock import MachineSpeed, machine_speed
+from oxrl.runs.device import chosen_device
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, never
 from oxrl.seeds import stable_seed
@@ -108,23 +109,19 @@ class Assembly:
         """`run.device` as a torch device; `run.threads` and `run.deterministic` are applied.
 
         Raises:
-            ConfigError: cuda was asked for and there is none.
+            ConfigError: PyTorch sees no device of the kind that was asked for.
         """
         run = self.cfg.run
         if run.threads is not None:
             torch.set_num_threads(run.threads)
         if run.deterministic:
             use_deterministic_kernels()
-        best = "cuda" if torch.cuda.is_available() else "cpu"
-        if run.device == "cuda" and best == "cpu":
-            raise ConfigError(
-                "run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto"
-            )
-        return torch.device(best if run.device == "auto" else run.device)
+        several = self.cfg.train.engine.several_ranks or self.cfg.samplers
+        return chosen_device(run.device, alone=not several)
 
     @property
     def device_type(self) -> str:
-        """The device that was asked for, "cpu" or "cuda", whether or not it is here.
+        """The kind of device that was asked for, such as "cuda", whether or not it is here.
 
         The driver of a cluster may have no GPU while its training ranks have some.
         """

@@ -23,6 +23,7 @@ from oxrl.checkpoint.format import Part, write_parts
 from oxrl.checkpoint.layout import WEIGHT, Entry, FileLayout, FileLayouts, Key, create_files
 from oxrl.errors import EngineError, NonFiniteError
 from oxrl.models.stored import non_finite_values
+from oxrl.runs.device import is_apart
 from oxrl.runs.ranks import Ranks
 
 WRITE_BYTES = 16 * 2**20
@@ -59,7 +60,7 @@ def copies(files: FileLayouts, pieces: Pieces) -> Pieces:
 
 def _on_cpu(piece: PieceOfWeight, dtype: torch.dtype) -> PieceOfWeight:
     """A copy of a piece as it is to be stored, in pinned memory where it comes from a GPU."""
-    pinned = piece.values.device.type == "cuda"
+    pinned = is_apart(piece.values.device)
     copy = torch.empty_like(piece.values, device="cpu", dtype=dtype, pin_memory=pinned)
     copy.copy_(piece.values)
     return piece._replace(values=copy)

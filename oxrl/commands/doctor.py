@@ -110,7 +110,12 @@ def _torch() -> Iterator[Finding]:
         built = "torch is a CPU build"
         if torch.version.cuda:
             built = f"torch is built for CUDA {torch.version.cuda}"
-        yield Finding("ok", "device", f"cpu; no CUDA device ({built})")
+        from oxrl.runs.device import chosen_device, lacking  # torch can be imported
+
+        found = chosen_device()
+        lacks = lacking(found)
+        said = f"{found}; {lacks}" if lacks else str(found)
+        yield Finding("ok", "device", f"{said}; no CUDA device ({built})")
         return
     dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
     for index in range(torch.cuda.device_count()):

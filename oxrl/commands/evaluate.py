@@ -10,8 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
 from oxrl.assembly.reward_pools import build_other_reward
@@ -43,6 +41,7 @@ from oxrl.recipes.supervised import evaluate_loss
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, bars
 from oxrl.runs.checkpoints import longest_row
+from oxrl.runs.device import chosen_device
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl.tables.engines import SamplingEngineName
@@ -329,11 +328,10 @@ def run_generate(
         ConfigError: the model reads no images, or they and a prompt do not fit its context.
         DataError: an image cannot be used, or a prompt has not as many places as there are images.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     with ExitStack() as stack:
         model = find_target(model, stack).model
         tokenizer = load_tokenizer(model)
-        policy = load_policy(model, LoadOptions(device=device, seed=seed))
+        policy = load_policy(model, LoadOptions(device=chosen_device(), seed=seed))
         store = images_for(model, tokenizer) if images else None
         asked = questions(prompts, tokenizer, store, images)
         sampling = replace(sampling, stop_token_ids=stop_tokens(tokenizer, policy))

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 import yaml
 
 from oxrl.assembly.assemble import answering
@@ -29,6 +28,7 @@ from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import in_groups
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.checkpoints import longest_row
+from oxrl.runs.device import chosen_device
 from oxrl.runs.files import Json, encode_line
 from oxrl.types import Completion, Request, Sampling, Score
 
@@ -73,8 +73,7 @@ def run_play(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         rows = prompts if isinstance(prompts, Path) else written(folder, prompts)
         cfg = config_of(environment, found, rows, overrides)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        policy = load_policy(found, LoadOptions(device=device, seed=seed))
+        policy = load_policy(found, LoadOptions(device=chosen_device(), seed=seed))
         # As in training: before a sampler fixes them by what the model's configuration allows.
         fix_rotations(policy, longest_row(found, cfg.model.max_length))
         assembly = Assembly(cfg)

@@ -8,6 +8,7 @@ from pathlib import Path
 from oxrl.config.checks.engines import (
     check_attention,
     check_deepspeed,
+    check_device,
     check_offload,
     check_ranks,
     check_samplers,
@@ -39,6 +40,7 @@ EVALUATED = (
 )
 OF_EVERY_EVALUATION = (
     check_ranks,
+    check_device,
     check_deepspeed,
     check_samplers,
     check_model,

@@ -227,7 +227,7 @@ def _placed(model: Model, options: LoadOptions) -> Model:
         return model.eval()
     for parameter in model.parameters():
         if parameter.is_floating_point():  # codes are not
-            parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
+            parameter.data = parameter.data.to(options.dtype)
     return model.to(device=options.device).eval()
 
 

@@ -55,6 +55,7 @@ from oxrl.models.load import named_in_errors
 from oxrl.plan.memory import disk_needed, machine_memory, memory_needed, on_cpu, rows_no_longer
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import AskingPool, ScoringPool, SinglePool
+from oxrl.runs.device import has_type, lacking
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience, StopRequest
@@ -214,15 +215,24 @@ def _as_it_is_here(cfg: Config) -> Config:
 
 
 def check_device(cfg: Config, prepared: Prepared) -> str:
-    """Check that the device that was asked for is here; with Ray other machines have it."""
-    if cfg.run.device != "cuda":
-        return ""
+    """Check that the device that was asked for is here, and knows the type of the weights; with Ray
+    other machines have it.
+    """
     try:
-        return str(prepared.assembly_of(cfg).device)
+        device = prepared.assembly_of(cfg).device
     except ConfigError:
         if "run.ray_address" not in fields_read(cfg):
             raise
         raise Unknown("none is on this machine; a run asks the Ray cluster for one") from None
+    if device.type == "cpu":
+        return ""
+    if not has_type(device, prepared.assembly_of(cfg).dtype):
+        raise ConfigError(
+            f"model.dtype is {cfg.model.dtype}, which {device} does not have; use "
+            "model.dtype=float32, or run.device=cpu"
+        )
+    lacks = lacking(device)
+    return f"{device}; {lacks}" if lacks else str(device)
 
 
 def check_tokenizer(cfg: Config, prepared: Prepared) -> str:

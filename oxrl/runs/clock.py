@@ -16,6 +16,7 @@ from time import monotonic, perf_counter
 import torch
 
 from oxrl.errors import RunDirectoryError
+from oxrl.runs.device import wait_for
 from oxrl.runs.files import pretty_json, read_json, write_atomically
 from oxrl.types import Metrics
 
@@ -155,17 +156,12 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
     """Measure the seconds of the fastest time."""
     found: list[float] = []
     for _ in range(TIMES):
-        _wait(device)
+        wait_for(device)
         start = perf_counter()
         work()
-        _wait(device)
+        wait_for(device)
         found.append(perf_counter() - start)
     return min(found[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def note_speed(folder: Path, speed: MachineSpeed) -> None:

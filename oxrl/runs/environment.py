@@ -85,14 +85,16 @@ def versions(*changed: float) -> dict[str, str]:
 
 
 def torch_state() -> Json | None:
-    """Describe threads and GPUs of torch; None if it was not imported, which would take seconds."""
+    """Describe threads and devices of torch; None if it was not imported, which takes seconds."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     gpus = range(torch.cuda.device_count())
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
+        "accelerator": None if accelerator is None else accelerator.type,
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
     }
 

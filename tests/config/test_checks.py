@@ -102,6 +102,16 @@ LOOSE = "rollout.force_strict_on_policy=false"
                 "model.dtype to bfloat16",
             ],
         ),
+        (
+            ["run.device=mps", "train.backend=fsdp"],
+            "run.device",
+            ["CPU and of CUDA alone", "train.backend to local"],
+        ),
+        (
+            ["run.device=xpu", "inference_engine.name=vllm"],
+            "run.device",
+            ["samplers of their own", "inference_engine.name to local"],
+        ),
         (["reward.name=reward.py:score"], "reward.name", ["no such file"]),
         (
             ["train.correction=truncate", "train.old_logprobs=bypass"],

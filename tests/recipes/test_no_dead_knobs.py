@@ -284,7 +284,7 @@ ELSEWHERE = {
     "environment.timeout_s": "when a step is given up: tests/environments/test_pool.py",
     "environment.memory_mb": "what an episode may allocate: the same file",
     "environment.tool_role": "what the template gets: tests/data/test_turns.py",
-    "run.device": "tests/engines on a CUDA device; refused without one: below",
+    "run.device": "tests/recipes/test_pretend_device.py; refused where it is not: below",
 }
 
 

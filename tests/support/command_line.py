@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -27,14 +28,17 @@ import pytest
 PRELOADED = ["warm_start"]
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(PRELOADED)
-# The socket of a server that several test processes share.
+# The sockets of servers that several test processes share: of most runs, and of those on the device
+# that is none (pretend_device.py).
 SHARED = "OXRL_TEST_FORK_SERVER"
-WAIT_THEN_SERVE = f"""\
+PRETEND = "OXRL_TEST_PRETEND_SERVER"
+IMPORTED = {SHARED: PRELOADED, PRETEND: ["pretend_start"]}
+WAIT_THEN_SERVE = """\
 import select, sys
 from multiprocessing.forkserver import main
-listener, alive = map(int, sys.argv[1:])
+listener, alive = map(int, sys.argv[1:3])
 if listener in select.select([listener, alive], [], [])[0]:
-    main(listener, alive, {PRELOADED!r})
+    main(listener, alive, sys.argv[3:])
 """
 
 
@@ -44,20 +48,27 @@ def _paths_of_modules() -> dict[str, str]:
     return paths | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def share_server(folder: Path) -> Callable[[], object]:
+def share_server(folder: Path, which: str = SHARED) -> Callable[[], object]:
     """Start what becomes the server of every test process that is started later, when the first of
     them asks for a process.
+
+    Args:
+        folder: where its socket goes.
+        which: the variable that says where the socket is.
 
     Returns:
         what ends it; it ends with this process, too.
     """
-    address = str(folder / "fork-server")
+    address = str(folder / which)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
         alive, ours = os.pipe()
         server = subprocess.Popen(
-            [sys.executable, "-c", WAIT_THEN_SERVE, str(listener.fileno()), str(alive)],
+            [
+                sys.executable,
+                *("-c", WAIT_THEN_SERVE, str(listener.fileno()), str(alive), *IMPORTED[which]),
+            ],
             # What runs say that nobody reads. Why it cannot start, a test alone (without -n) tells.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -65,7 +76,7 @@ def share_server(folder: Path) -> Callable[[], object]:
             env=os.environ | _paths_of_modules(),
         )
         os.close(alive)
-    os.environ[SHARED] = address
+    os.environ[which] = address
 
     def end() -> None:
         os.close(ours)
@@ -96,6 +107,22 @@ def forked(target: Callable[..., object], *arguments: object) -> ForkServerProce
             forkserver.ensure_running()
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     return WARM.Process(target=_in_test, args=(test, target, *arguments))
+
+
+@contextmanager
+def from_server(which: str) -> Iterator[None]:
+    """A process that is started inside is forked from another shared server than the usual one."""
+    server = forkserver._forkserver
+    usual = vars(server).copy()
+    server._forkserver_address = os.environ[which]
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = resource_tracker.ensure_running
+    try:
+        yield
+    finally:
+        os.close(server._forkserver_alive_fd)
+        vars(server).clear()
+        vars(server).update(usual)
 
 
 def _in_test(test: str, target: Callable[..., object], *arguments: object) -> None:

@@ -20,6 +20,7 @@ from oxrl.config.checks.engines import (
     check_adapter,
     check_attention,
     check_deepspeed,
+    check_device,
     check_images,
     check_offload,
     check_optimizer,
@@ -53,6 +54,7 @@ from oxrl.config.source import Check
 
 OF_EVERY_RUN: tuple[Check, ...] = (
     check_ranks,
+    check_device,
     check_deepspeed,
     check_optimizer,
     check_samplers,

@@ -40,6 +40,31 @@ def check_ranks(cfg: Config) -> Problems:
         )
 
 
+def check_device(cfg: Config) -> Problems:
+    """Check that several processes share a run where they know the device."""
+    if cfg.run.device in ("auto", "cpu", "cuda"):
+        return
+    if cfg.train.engine.several_ranks:
+        yield at(
+            "run.device",
+            (
+                "ranks send each other gradients of the CPU and of CUDA alone: "
+                "set it to auto, or train.backend to local"
+            ),
+            "train.backend",
+        )
+    if cfg.samplers:
+        yield at(
+            "run.device",
+            (
+                "samplers of their own know the CPU and CUDA alone: set it to auto, "
+                "or inference_engine.name to local and its actors to 0"
+            ),
+            "inference_engine.name",
+            "inference_engine.actors",
+        )
+
+
 def check_optimizer(cfg: Config) -> Problems:
     """Check that the engine has the optimizer, and masters of weights that need some."""
     engine = cfg.train.engine

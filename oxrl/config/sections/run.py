@@ -63,8 +63,11 @@ class RunConfig(Section):
             ),
         ),
     )
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "Where models live; auto: cuda if there is one.", resume="reorders"
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = setting(
+        "auto",
+        "Where models live: cpu, cuda (NVIDIA), mps (Apple) or xpu (Intel); auto: the device that "
+        "PyTorch sees, else cpu.",
+        resume="reorders",
     )
     training_gpus: int = setting(
         1,

@@ -46,6 +46,7 @@ from oxrl.engines.transport.ends import Devices, Sender, Sent, name_of
 from oxrl.engines.transport.line import SENDER, Meeting, Seat
 from oxrl.errors import LostActorError, LostRankError
 from oxrl.models.stored import NamedTensor
+from oxrl.runs.device import free_cache
 from oxrl.runs.files import size_of
 from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline, Deadlines, Phase
@@ -148,8 +149,7 @@ class RankActor:
 
     def free_cache(self) -> None:
         """Give back memory of the GPU that PyTorch only keeps, before somebody else needs it."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cache(self._device)
 
     def make_model(self, new_model: NewModel) -> None:
         """Make a model for `score_copy` on rank 0, before anybody waits for it in a collective."""

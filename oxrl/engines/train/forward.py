@@ -19,6 +19,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError
 from oxrl.models.network import TokenModel, read_tokens
 from oxrl.models.shared_prefix import attention_by
+from oxrl.runs.device import is_apart
 from oxrl.types import Tensors, TokenBatch, Want
 
 # Runs a model and raises where something is wrong with it.
@@ -119,7 +120,7 @@ def offloaded() -> saved_tensors_hooks:
     def pack(tensor: Tensor) -> Kept:
         if tensor.nbytes < FEWEST_BYTES or is_weight(tensor):
             return Kept(tensor, None)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_apart(tensor.device))
         # Waited for: memory of the device that is still being read must not be given away.
         copy.copy_(tensor)
         return Kept(copy, tensor.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.models.shared_prefix import Group, cheapest_cut, groups_of
+from oxrl.runs.device import home_of_float64
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.vision import PATCHES
 from oxrl.types import Output, Tensors, TokenBatch, TrainBatch
@@ -223,7 +224,7 @@ def own_share(
         batch: the whole batch, the same on every rank.
         shares: the micro-batches of each rank.
         ranks: this process's place.
-        device: where the parts go.
+        device: where the model reads its rows; a part is where float64 is, which losses compute in.
     """
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
@@ -236,15 +237,16 @@ def own_share(
         dummies = DummyRows(batch.inputs, counts, units_read)
     nothing = torch.zeros(1, 2, dtype=torch.int64)
     idle = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
-    idle = idle.to(device)
+    home = home_of_float64(device)
+    idle = idle.to(home)
     for turn in range(max(1, *(len(share) for share in shares))):
         rows = torch.zeros(0, dtype=torch.int64)
         part: TrainBatch = idle
         if turn < len(mine):
             units, length = mine[turn]
             rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
-            part = batch.select(units, length).to(device)
-        read = part.inputs
+            part = batch.select(units, length).to(home)
+        read = part.inputs.to(device)
         if dummies is not None:
             read = dummies.beside(turn, read, alone=not len(rows))
         yield Share(rows.flatten(), part, read)

@@ -13,6 +13,7 @@ from torch.nn import Embedding, Module, Parameter
 
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.weights import WeightType
+from oxrl.runs.device import where_float64_is
 from oxrl.tables.engines import Masters, Optimizer
 from oxrl.types import Metrics, TensorMap
 
@@ -202,4 +203,4 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> float:
         before = piece.weight + change
         before *= decay / (1 - decay)
         change += before
-    return torch.linalg.vector_norm(change, dtype=torch.float64).item()
+    return torch.linalg.vector_norm(where_float64_is(change), dtype=torch.float64).item()

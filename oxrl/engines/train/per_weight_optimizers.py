@@ -18,6 +18,7 @@ from oxrl.engines.train.optimizers import BLOCK, KEPT, LOW_PRECISION, MOMENTS
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.rounding import NOISE, round_stochastically
+from oxrl.runs.device import where_float64_is
 from oxrl.runs.ranks import Ranks
 from oxrl.seeds import stable_seed
 from oxrl.tables.engines import Optimizer
@@ -118,7 +119,7 @@ class OneByOne(torch.optim.Optimizer):
         state["step"] += 1
         if own.values.dtype in LOW_PRECISION:
             stepped = self._rounded(name, weight, own, stepped, group["index"])
-        change = self._raised(stepped) - own.values
+        change = where_float64_is(self._raised(stepped) - own.values)
         self.changes[weight] = torch.linalg.vector_norm(change, dtype=torch.float64)
         own.values.copy_(stepped)
 

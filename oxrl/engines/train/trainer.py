@@ -69,6 +69,7 @@ from oxrl.models.shared_prefix import SharedPrefixNetwork
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
 from oxrl.models.trials import check_small
 from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
+from oxrl.runs.device import free_cache, home_of_float64, is_out_of_memory, where_float64_is
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
@@ -247,9 +248,10 @@ class Trainer(ABC):
         while True:
             try:
                 return compute()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
                 longest = max(inputs.attention_mask.sum(1).tolist(), default=0)
-                if not self._begins_anew or self.micro_batch_tokens <= longest:
+                goes_on = self._begins_anew and self.micro_batch_tokens > longest
+                if not goes_on or not is_out_of_memory(error):
                     raise
                 halved = max(self.micro_batch_tokens // 2, longest)
                 said = str(error).partition("\n")[0]
@@ -259,8 +261,7 @@ class Trainer(ABC):
             self.micro_batch_tokens = halved
             self.model.eval()
             forget()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_cache(self.device)
 
     @torch.no_grad()
     def _forward(self, inputs: TokenBatch, want: Want) -> Output:
@@ -284,8 +285,9 @@ class Trainer(ABC):
                 output = self._said(share, want)
             loss: Tensor | None = None
             if len(share.rows):
-                found, _ = loss_fn(output, share.part)
-                losses.append(found.detach().double().cpu())
+                home = home_of_float64(self.device)
+                found, _ = loss_fn(output.to(home), share.part)
+                losses.append(found.detach().cpu().double())
                 if found.requires_grad and _has_trained_token(share.part):
                     loss = found
             if trained:
@@ -337,7 +339,7 @@ class Trainer(ABC):
 
     def _gradient_norm(self) -> float:
         norms = [
-            torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            torch.linalg.vector_norm(where_float64_is(gradient), dtype=torch.float64)
             for _, gradient in self.gradients()
         ]
         return torch.linalg.vector_norm(torch.stack(norms)).item()
@@ -347,8 +349,9 @@ class Trainer(ABC):
         lr = self.options.learning_rate(self.step)
         of_weights = of_change = 0.0
         for piece in self._pieces():
-            weight = torch.linalg.vector_norm(piece.weight, dtype=torch.float64).item()
-            of_weights += weight * weight
+            weight = where_float64_is(piece.weight)
+            norm_of_weight = torch.linalg.vector_norm(weight, dtype=torch.float64).item()
+            of_weights += norm_of_weight * norm_of_weight
             if not skipped:
                 change = last_change(piece, self.options, lr)
                 of_change += change * change
