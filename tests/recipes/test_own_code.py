@@ -129,7 +129,9 @@ def test_given_or_from_a_file_cut_in_two_or_not_it_is_one_run(
 
     # The same two in a file, by the same numbers.
     text = Path(__file__).read_text(encoding="utf-8")
-    top = re.sub("from (command_line|figures|rewards_here) import .*\n", "", text[: text.index("ROWS = ")])
+    top = re.sub(
+        "from (command_line|figures|rewards_here) import .*\n", "", text[: text.index("ROWS = ")]
+    )
     code = "\n\n".join(map(inspect.getsource, (soft, Counted)))
     (tmp_path / "mine.py").write_text(top + "\n\n" + code)
     named = {"loss": f"{tmp_path}/mine.py:soft", "features": {f"{tmp_path}/mine.py:Counted": {}}}
