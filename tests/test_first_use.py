@@ -24,7 +24,7 @@ SFT = {
     **ENDING,
     "model": {"name": "builtin:tiny"},
     "data": {"train": "sft.jsonl", "rows_per_step": 2},
-    "train": {"alg_name": "sft"},
+    "train": {"alg_name": "sft", "lr": 1e-3},
 }
 
 

@@ -59,6 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "opening": [{"role": "user", "content": EVIL}],
         "end": "max_turns",
     }
+    lines[20] |= {"reward": 0.5}  # of step 2
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return cfg.run.directory
 

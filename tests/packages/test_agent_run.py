@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from figures import Learned
+from known_weights import model_that_adds
 from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 from oxrl.commands.train import run
@@ -100,21 +101,23 @@ def sample_lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_trains_on_what_a_program_asked_and_what_it_said_it_was_worth(
     tmp_path: Path,
 ) -> None:
-    cfg = agent_config(tmp_path, "plain", AGENT)
+    known = {"name": str(model_that_adds(tmp_path / "adds"))}
+    cfg = agent_config(tmp_path, "plain", AGENT, model=known)
     run(cfg)
     lines = sample_lines(cfg.run.directory)
     assert len(lines) == 8
     whole = [line for line in lines if len(line["turns"]) == 2 and line["end"] == "completed"]
-    assert len(whole) >= 4
+    untrained = [line for line in whole if line["step"] == 1]
+    assert len(untrained) >= 2
     for line in whole:
         first, second = line["turns"]
         plain = [sum(c.isascii() for c in turn["text"][:6]) for turn in (first, second)]
         assert first["messages"] == [{"role": "user", "content": f"{plain[0]} plain; again"}]
         assert line["reward"] == pytest.approx(sum(plain) / 12)
         assert line["reason"] == "counted"
-    assert any(line["reward"] for line in whole)
+    assert any(line["reward"] for line in untrained)
     steps = metric_lines(cfg.run.directory)
-    assert any(step["update/grad_norm"] > 0 for step in steps)
+    assert steps[0]["update/grad_norm"] > 0
     assert all(step["mismatch/abs_logdiff_max"] < 1e-4 for step in steps)
 
 

@@ -17,6 +17,7 @@ from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointWriteError
+from oxrl.recipes import supervised
 
 WEIGHTS = 24  # of the model
 ASYNC = ["run.async_checkpoints=true", "run.checkpoint_every=1"]
@@ -71,6 +72,7 @@ def test_a_checkpoint_is_whole_beside_which_the_best_weights_were_kept(
     data = {"eval": str(tmp_path / "chats.jsonl")}
     cfg = sft_config(tmp_path, "meanwhile", ASYNC, run=evaluated, data=data)
     kept: list[int] = []
+    losses = iter([2.0, 1.0])
 
     def put(descriptor: int, data: memoryview, offset: int) -> int:
         """A slow disk, but for the best weights."""
@@ -82,6 +84,7 @@ def test_a_checkpoint_is_whole_beside_which_the_best_weights_were_kept(
 
     with monkeypatch.context() as disk:
         disk.setattr(shares, "put", put)
+        disk.setattr(supervised, "evaluate_loss", lambda *_, **__: {"eval/loss": next(losses)})
         run(cfg)
     assert set(kept) == {0, 1}
     for step in (1, 2):

@@ -124,8 +124,8 @@ def test_a_run_with_episodes_resumes_byte_for_byte(
     assert final_files(whole.run.directory) == final_files(cut.run.directory)
     assert metric_lines(whole.run.directory) == metric_lines(cut.run.directory)
     assert sample_lines(whole.run.directory) == sample_lines(cut.run.directory)
-    turns = [len(line["turns"]) for line in sample_lines(whole.run.directory)]
-    assert max(turns) == 3
+    untrained = [line for line in sample_lines(whole.run.directory) if line["step"] == 1]
+    assert max(len(line["turns"]) for line in untrained) == 3
     first = metric_lines(whole.run.directory)[0]
     assert (first["episode/rows"] > 8) == (reads != "whole")
     assert first["data/rows"] == 8  # episodes, whatever they are read in
@@ -144,7 +144,7 @@ class Uneven:
         self.even = self.chance.random() < 0.5
         return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
     def step(self, text):
-        return Step(f"go on {self.chance.randint(0, 9)}", reward=0.0 if self.even else len(text) / 50)
+        return Step(f"go on {self.chance.randint(0, 9)}", reward=0.0 if self.even else sum(map(ord, text)) / 1000)
 """
 
 
@@ -168,7 +168,7 @@ def test_dynamic_sampling_draws_until_enough_groups_of_episodes_differ(tmp_path:
     run(cfg)
     samples, lines = sample_lines(cfg.run.directory), metric_lines(cfg.run.directory)
     assert max(line["sampling/rounds"] for line in lines) > 1
-    assert max(len(sample["turns"]) for sample in samples) == 3
+    assert max(len(sample["turns"]) for sample in samples if sample["step"] == 1) == 3
     drawn = 0
     for line in lines:
         mine = [sample for sample in samples if sample["step"] == line["step"]]
@@ -181,7 +181,8 @@ def test_dynamic_sampling_draws_until_enough_groups_of_episodes_differ(tmp_path:
         assert min(worth) == drawn
         drawn = trained[-1] + 1
         assert line["data/rows"] == 9  # episodes
-        assert line["episode/rows"] > 9
+        assert line["episode/rows"] >= 9
+    assert lines[0]["episode/rows"] > 9
     last = lines[-1]
     books = {name: last[name] for name in last if name.startswith("samples/")}
     dispatched = books.pop("samples/dispatched")

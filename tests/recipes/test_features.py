@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from figures import Learned
-from rewards_here import HARMLESS
+from rewards_here import CODES, HARMLESS
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
@@ -22,12 +22,13 @@ from torch import Tensor
 from oxrl.assembly.assembly import Assembly
 from oxrl.commands.train import run
 from oxrl.config import Config
+from oxrl.recipes.features.adaptive_kl import AdaptiveKL
 from oxrl.recipes.features.base import FeatureInputs, Prepared
 from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.features.token_record import TokenRecord
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.rl import minibatch
-from oxrl.recipes.session import Session
+from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
 
 # 0 or 1, and mostly 0 for a random model: some groups teach nothing. Of the first many do not.
@@ -37,7 +38,14 @@ SPARSE = (
 SEEN = "def seen(prompt, completion):\n    return float(any(c.isdigit() for c in completion))\n"
 SHARE = "def share(prompt, completion):\n    return sum(c.isdigit() for c in completion) / 6\n"
 NEVER = "def never(prompt, completion):\n    return 0.0\n"
-HARMLESS.update((SPARSE, SEEN, SHARE, NEVER))
+# The data decide about half of the groups, whatever the weights: every other one of the 24 prompts
+# has an odd answer.
+TAUGHT = """
+def taught(prompt, completion):
+    return sum(map(ord, completion)) / 1000 if int(prompt.answer) % 2 else 0.0
+"""
+RIGHT = "def right(prompt, completion):\n    return float(int(prompt.answer) % 2)\n"
+HARMLESS.update((SPARSE, SEEN, SHARE, NEVER, TAUGHT, RIGHT))
 
 
 def config(
@@ -54,7 +62,7 @@ def config(
 ) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scores.py").write_text(reward)
-    function = reward.partition("(")[0].removeprefix("def ")
+    function = reward.partition("(")[0].partition("def ")[2]
     return rl_config(
         folder,
         name,
@@ -132,7 +140,7 @@ def test_a_run_that_dies_between_checkpoints_resumes_exactly(
 @pytest.fixture(scope="module")
 def dapo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run of 6 steps."""
-    cfg = config(tmp_path_factory.mktemp("dapo"), "dapo", reward=SEEN)
+    cfg = config(tmp_path_factory.mktemp("dapo"), "dapo", reward=TAUGHT)
     run(cfg)
     return cfg.run.directory
 
@@ -141,6 +149,7 @@ def test_dynamic_sampling_trains_on_full_batches_of_groups_whose_rewards_differ(
     dapo: Path,
 ) -> None:
     lines, samples = metric_lines(dapo), samples_of(dapo)
+    # Of 24 prompts 12 teach, and 6 steps train on 24.
     assert max(line["sampling/rounds"] for line in lines) > 1
     drawn = 0
     for line in lines:
@@ -174,10 +183,17 @@ def test_every_sample_is_trained_on_or_dropped_for_a_reason(dapo: Path) -> None:
 
 
 def test_sampling_stops_after_its_rounds_and_trains_on_what_it_found(tmp_path: Path) -> None:
-    rare = config(tmp_path / "rare", "dapo", sampling_rounds=1, steps=4)
-    run(rare)
-    assert {line["sampling/rounds"] for line in metric_lines(rare.run.directory)} == {1.0}
-    assert {line["data/rows"] for line in metric_lines(rare.run.directory)} & {4.0, 8.0, 12.0}
+    half = config(tmp_path / "half", "dapo", reward=TAUGHT, sampling_rounds=1, steps=4)
+    run(half)
+    lines, samples = metric_lines(half.run.directory), samples_of(half.run.directory)
+    assert {line["sampling/rounds"] for line in lines} == {1.0}
+    rows: list[int] = []
+    for line in lines:
+        mine = [sample for sample in samples if sample["step"] == line["step"]]
+        assert len(mine) == 16
+        rows.append(sum(int(sample["answer"]) % 2 for sample in mine) or 16)
+    assert [line["data/rows"] for line in lines] == rows
+    assert {*rows} & {4, 8, 12}
     never = config(tmp_path / "never", "dapo", reward=NEVER, sampling_rounds=2, steps=1)
     run(never)
     for line in metric_lines(never.run.directory):
@@ -246,18 +262,24 @@ def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:
         assert line["kl/coeff"] == pytest.approx(coefficient)
         error = max(-0.2, min(0.2, line["kl/steered"] / 1e-3 - 1))
         coefficient *= 1 + error * line["data/rows"] / 50
-    # Nothing to hold back at first, too far from the reference later.
-    assert (
-        lines[1]["kl/coeff"] == pytest.approx(0.5 * (1 - 0.2 * 16 / 50))
-        and coefficient > lines[1]["kl/coeff"]
-    )
+    # Nothing to hold back at first; a policy too far from the reference is held back more.
+    assert lines[1]["kl/coeff"] == pytest.approx(0.5 * (1 - 0.2 * 16 / 50))
+    (steered,) = [f for f in objective(cfg).features if isinstance(f, AdaptiveKL)]
+    progress = RolloutProgress(kl_coeff=0.5)
+    near = torch.full((2, 4), -1 - 1e-3 * 1.1 / 2.5)  # of 3 and 2 tokens
+    far = torch.full((2, 4), -2.0)
+    for reference, error in ((near, 0.1), (far, 0.2)):
+        before = progress.kl_coeff
+        batch = policy_batch(torch.zeros(2, dtype=torch.float64), ref_logprobs=reference.double())
+        steered.steer(batch, progress)
+        assert progress.kl_coeff == pytest.approx(before * (1 + error * 2 / 50), rel=1e-5)
 
 
 def test_the_reference_and_the_optimizer_start_afresh_on_schedule(
     tmp_path: Path, learned: Learned
 ) -> None:
     numbers = {"reference_sync_steps": 2, "kl_coeff": 0.1}
-    cfg = config(tmp_path, "prorl", reward=SEEN, steps=4, checkpoint_every=3, **numbers)
+    cfg = config(tmp_path, "prorl", reward=CODES, steps=4, checkpoint_every=3, **numbers)
     run(cfg)
     far = [line["kl/ref_k3"] for line in metric_lines(cfg.run.directory)]
     assert far[0] == far[2] == 0.0
@@ -296,11 +318,12 @@ def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Pat
 
 
 def test_a_critic_is_fitted_before_the_policy_moves(tmp_path: Path) -> None:
-    cfg = config(tmp_path, "vapo", critic_warmup_steps=2, critic_lr=1e-2, steps=4)
+    cfg = config(tmp_path, "vapo", reward=RIGHT, critic_warmup_steps=2, critic_lr=1e-2, steps=4)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert [line["update/update_norm_ratio"] > 0 for line in lines] == [False] * 2 + [True] * 2
     assert all(line["value/update_norm_ratio"] > 0 for line in lines)
+    # The first is of untrained weights, or no answer was right.
     assert max(line["update/nll"] for line in lines) > 1
 
 
@@ -312,11 +335,11 @@ def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
         "advantages": rewards[:, None].expand(2, 4) * mask,
         "versions": mask.long() * 0,
         "old_logprobs": None,
+        "ref_logprobs": None,
     }
     return PolicyBatch(
         inputs=tokens,
         rollout_logprobs=torch.where(mask, -1.0, torch.nan).double(),
-        ref_logprobs=None,
         loss_weights=mask.double() / 5,
         group_ids=torch.tensor([0, 0]),
         **(given | fields),
@@ -449,7 +472,8 @@ def test_failures_are_dropped_by_the_drift_of_the_policy_being_updated(tmp_path:
         ("clip_cov", {"cov_fraction": 0.1, "cov_low": 0.0}, "update/selected_frac", (0.02, 0.2)),
         ("kl_cov", {"cov_fraction": 0.1}, "update/selected_frac", (0.05, 0.15)),
         ("simko", {"explore_quantile": 0.5}, "update/simko_frac", (0.05, 0.6)),
-        ("opsm", {"drift_max": -9.0}, "mismatch/reject_frac_row", (0.3, 0.9)),
+        # Of every four rewards one, two or three are below their mean.
+        ("opsm", {"drift_max": -9.0}, "mismatch/reject_frac_row", (0.25, 0.75)),
     ],
 )
 def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
@@ -459,7 +483,7 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
         config(
             tmp_path / str(tokens),
             algorithm,
-            reward=SHARE,
+            reward=CODES,
             micro_batch_tokens=tokens,
             steps=2,
             epochs=2,
@@ -473,7 +497,7 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
     assert shares[0] <= small[0][key] <= shares[1]
     for one, other in zip(small, large, strict=True):
         assert one[key] == pytest.approx(other[key], abs=0.02)
-        assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=2e-2)
+        assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=5e-2)
 
 
 @pytest.mark.parametrize(
@@ -507,8 +531,9 @@ def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: 
 
 
 def test_a_failed_response_the_policy_still_gives_is_kept(tmp_path: Path) -> None:
-    cfg = config(tmp_path, "opsm", reward=SHARE, epochs=2, steps=4)
+    cfg = config(tmp_path, "opsm", reward=CODES, epochs=2, steps=4, drift_max=99.0)
     run(cfg)
+    assert min(sample["advantage"] for sample in samples_of(cfg.run.directory)) < 0
     assert {line["mismatch/reject_frac_row"] for line in metric_lines(cfg.run.directory)} == {0.0}
 
 

@@ -316,7 +316,8 @@ def _episodes_killed(folder: Path, *, kills: int, steps: int) -> None:
     hits = _killed_until_done(killed, kills=kills, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
     assert len(hits) >= kills, hits
     _assert_same(killed.run.directory, whole.run.directory)
-    assert any(len(line["turns"]) > 1 for line in _lines(whole.run.directory / "samples.jsonl"))
+    samples = _lines(whole.run.directory / "samples.jsonl")
+    assert any(len(sample["turns"]) > 1 for sample in samples if sample["step"] == 1)
     pids = {int(pid) for path in folder.glob("*.pids/*") for pid in path.name.split("-")}
     deadline = time.monotonic() + 10
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from figures import SEED, Learned
+from rewards_here import CODES
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from torch.nn.utils.rnn import pad_sequence
@@ -111,7 +112,11 @@ DORA = {"rank": 4, "dora": True, "rslora": True}
 def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     base: Path, algorithm: str, lora: dict[str, Any]
 ) -> None:
-    whole = config(base, "whole", algorithm, ("run.steps=3",), lora=lora)
+    given: dict[str, Any] = {"lora": lora}
+    if algorithm == "sgrpo":
+        (base.parent / "codes.py").write_text(CODES)
+        given["reward"] = {"name": f"{base.parent / 'codes.py'}:codes"}
+    whole = config(base, "whole", algorithm, ("run.steps=3",), **given)
     run(whole)
     names = {path.name for path in newest(whole).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
@@ -128,12 +133,12 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
     )
     assert all(line["update/grad_norm"] > 0 for line in metric_lines(whole.run.directory))
 
-    part = config(base, "part", algorithm, ("run.steps=2",), lora=lora)
+    part = config(base, "part", algorithm, ("run.steps=2",), **given)
     run(part)
     (part.run.directory / "result.json").unlink()
     written = part.run.directory / "config.yaml"
     written.write_text(written.read_text().replace("steps: 2", "steps: 3"))
-    run(config(base, "part", algorithm, ("run.steps=3",), lora=lora), resume=True)
+    run(config(base, "part", algorithm, ("run.steps=3",), **given), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
     assert (
         left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
@@ -397,7 +402,7 @@ def test_a_reward_model_with_an_adapter_scores_as_merged(
         [score.value for score in RewardModel(folder)(prompt, answers)]
         for folder in (newest(cfg), tmp_path / "merged")
     )
-    assert adapted == pytest.approx(merged, abs=1e-5)
+    assert adapted == pytest.approx(merged, rel=1e-4)
     learned("log10 of a score", math.log10(max(map(abs, adapted))), at_least=-3)
     assert load_critic(str(tmp_path / "merged")).value_head.weight.abs().max() > 0
 

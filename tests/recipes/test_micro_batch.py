@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_runs import rl_config, sft_config
@@ -14,9 +15,11 @@ from oxrl.assembly.opening import session_options
 from oxrl.assembly.settle import settle
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.engines.train.micro_batches import PRICES
+from oxrl.engines.train import trainer
+from oxrl.engines.train.micro_batches import PRICES, MicroBatches, own_share
 from oxrl.recipes.session import Session
 from oxrl.runs.pins import CHOICES_FILE
+from oxrl.types import TrainBatch
 
 
 def choice_of(cfg: Config) -> dict[str, object]:
@@ -26,6 +29,20 @@ def choice_of(cfg: Config) -> dict[str, object]:
 def weights_of(cfg: Config) -> bytes:
     checkpoint = cfg.run.directory / "checkpoints" / "step_00000002"
     return (checkpoint / "model.safetensors").read_bytes()
+
+
+def cuts_of(cfg: Config, *, resume: bool = False) -> list[list[int]]:
+    """Run, and say of every batch how many rows its micro-batches had."""
+    seen: list[list[int]] = []
+
+    def noted(batch: TrainBatch, shares: list[MicroBatches], **further: Any) -> Any:
+        seen.append([len(each.units) for each in shares[0]])
+        return own_share(batch, shares, **further)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "own_share", noted)
+        run(cfg, resume=resume)
+    return seen
 
 
 def test_the_rule_looks_at_device_and_width(tmp_path: Path) -> None:
@@ -54,16 +71,16 @@ def test_what_was_chosen_is_noted_and_taken_again(
 def test_a_run_that_began_with_a_number_keeps_it_and_how_it_cut_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Cut by the rule, every row would be a micro-batch of its own.
+    # Cut by the rule, rows of every length would be a micro-batch of their own.
     monkeypatch.setitem(PRICES, "cpu", 1)
     whole = sft_config(tmp_path, "whole", ["run.steps=2", f"{FIELD}=512"])
-    by_rule = sft_config(tmp_path, "by_rule", ["run.steps=2"])
-    run(whole)
-    run(by_rule)
-    assert weights_of(whole) != weights_of(by_rule)
+    filled = cuts_of(whole)
+    assert filled == [[8], [8]]
+    by_rule = cuts_of(sft_config(tmp_path, "by_rule", ["run.steps=2"]))
+    assert max(map(len, by_rule)) > 1
     run(sft_config(tmp_path, "number", ["run.steps=1", f"{FIELD}=512"]))
     cfg = sft_config(tmp_path, "number", ["run.steps=2", f"{FIELD}=auto"])
-    run(cfg, resume=True)
+    assert cuts_of(cfg, resume=True) == filled[1:]
     assert choice_of(cfg) == {"value": 512, "why": "so it was when the run began"}
     assert weights_of(cfg) == weights_of(whole)
 

@@ -83,6 +83,7 @@ def test_a_run_is_played_with_its_newest_checkpoint_and_its_own_environment(
         ["run.steps=1", "run.checkpoint_every=1"],
         environment={"name": talk, "options": {"word": "mine"}, "max_turns": 1},
         reward={"name": ""},
+        train={"alg_name": "sgrpo", "lr": 1e-9},  # an untrained model says no stop token
     )
     run(cfg)
     folder = str(cfg.run.directory)

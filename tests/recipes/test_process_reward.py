@@ -84,9 +84,8 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(
     cfg = judge(tmp_path, "run", lr=1e-3, steps=60)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
-    assert lines[0]["update/loss"] == pytest.approx(
-        math.log(2), abs=1e-6
-    )  # the head starts at zero
+    # The head starts at zero.
+    assert lines[0]["update/loss"] == pytest.approx(math.log(2), abs=1e-5)
     majority = lines[-1]["eval/majority"]
     learned("eval/accuracy", lines[-1]["eval/accuracy"], at_least=0.95, floor=majority + 0.2)
     folder = max((cfg.run.directory / "checkpoints").glob("step_*"))
@@ -122,7 +121,7 @@ def test_a_solution_is_as_good_as_its_worst_step_or_their_mean_or_their_sum(
     assert list(chances) == [2, 6, 10]  # characters up to the end of each line that is not blank
     assert len(set(chances.values())) == 3
     other_end = dict(scores["sum"][1].steps)
-    assert [other_end[2], other_end[6]] == pytest.approx([chances[2], chances[6]], abs=1e-6)
+    assert [other_end[2], other_end[6]] == pytest.approx([chances[2], chances[6]], abs=1e-5)
     assert scores["worst"][0].value == min(chances.values()) and scores["worst"][0].steps == ()
     assert scores["sum"][0].value == pytest.approx(sum(chances.values()))
     assert scores["mean"][0].value == pytest.approx(sum(chances.values()) / 3)

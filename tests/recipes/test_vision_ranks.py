@@ -56,8 +56,8 @@ def test_ranks_read_images_as_one_process_does(folder: Path, engine: str, world:
         for rank in range(world):
             found = load_file(folder / f"{engine}_{world}_{rank}_{family}_float32.safetensors")
             for group in ("forward", "gradient_all", "gradient_one", "gradient_mixed"):
-                assert apart(found, expected, group) < 1e-6, (family, rank, group)
-            assert apart(found, expected, "gradient_text") < 1e-6
+                assert apart(found, expected, group) < 1e-5, (family, rank, group)
+            assert apart(found, expected, "gradient_text") < 1e-5
             if engine.startswith("zero"):
                 # DeepSpeed steps every weight: the last layer of LLaVA's tower, which is read by
                 # nobody and has no gradient, decays there.

@@ -21,8 +21,13 @@ def digits(prompt, completion):
     text = completion[:6]
     return sum(character.isdigit() for character in text) / 6
 '''
+CODES = '''
+def codes(prompt, completion):
+    """Says something else of every other text: rewards of a group differ, whatever the weights."""
+    return sum(map(ord, completion)) / 1000
+'''
 # Texts of files; tests add those of rewards that are not what they test.
-HARMLESS = {DIGITS}
+HARMLESS = {DIGITS, CODES}
 
 
 class PoolHere(OwnFunctionPool):
