@@ -277,6 +277,7 @@ def test_a_reply_whose_body_drips_is_cut_at_the_deadline(length: str, asked: str
 HOSTILE = {
     "braces": "{" * 100_000,
     "nested": '{"a":' * 100_000,
+    "nested as deep as some Pythons read": '{"a":' * 6000,
     "nested again and again": ('{"a":' * 900 + "x") * 200,
     "huge": '{"score": 1' + "0" * 400 + "}",
 }

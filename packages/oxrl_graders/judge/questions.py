@@ -20,6 +20,9 @@ from oxrl_graders.judge.options import JudgeOptions
 WORTH = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 # The end of a reply that is read for its verdict, in characters; what comes before is reasoning.
 MOST_READ = 1 << 15
+# Of those, counted as often as they are read in vain, for every brace anew. How deep Python reads
+# until it gives up differs between its versions; this does not.
+MOST_IN_VAIN = 1 << 20
 # No score is as large: NaN and infinities are not below it, nor is what no float can hold.
 LARGEST = 1e300
 SYSTEM = (
@@ -155,17 +158,22 @@ def _last_object(text: str, name: str) -> Named:
     """The last JSON object in a text that has a field `name`."""
     decoder = json.JSONDecoder()
     found: Named | None = None
+    in_vain = 0  # characters that were read and are of no object
     position = text.find("{")
     while position >= 0:
+        end = position + 1
         try:
             value, end = decoder.raw_decode(text, position)
-        except RecursionError:  # every brace in it would be as deep
-            raise ValueError("is nested too deeply to be a verdict") from None
-        except ValueError:
-            end = position + 1
-        else:
             if isinstance(value, dict) and name in value:
                 found = value
+        except RecursionError:  # every brace in it would be as deep
+            in_vain = MOST_IN_VAIN
+        except json.JSONDecodeError as error:
+            in_vain += error.pos - position
+        except ValueError:  # a number of too many digits
+            in_vain += 1
+        if in_vain >= MOST_IN_VAIN:
+            raise ValueError("is nested too deeply to be a verdict")
         position = text.find("{", end)
     if found is None:
         raise ValueError(f"holds no JSON object with {name!r}")
