@@ -255,8 +255,9 @@ def refuse_nul(value: object) -> None:
         raise ValueError(
             "must not hold the control character NUL: no name of a file, model or function does"
         )
-    inside = [*value, *value.values()] if isinstance(value, dict) else value
-    for inner in inside if isinstance(inside, list) else ():
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    for inner in value if isinstance(value, list) else ():
         refuse_nul(inner)
 
 
