@@ -79,7 +79,7 @@ test-noted: lint  ## The same as `test`, noting which tests train
 	OXRL_TEST_TRAINED=$(NOTED) PYTHONPATH=$(CURDIR)/tests/processors/hook $(PYTEST) -m "not full"
 
 test-noise: env  ## Those that train, as `test-noted` noted, once more as another processor might round
-	$(BIN)/python tests/processors --noise-of "$$(git rev-parse HEAD)"
+	$(BIN)/python tests/processors --noise-of "$$(git rev-parse HEAD)" --workers $(PYTEST_WORKERS)
 
 # Another Python than .venv's, and the folders of tests whose layers need no PyTorch, without it: a test that needs it, or
 # another library that is left out, is skipped (tests/support/without_torch.py). Shims of pyenv answer for no version that
@@ -102,7 +102,7 @@ test-other-python:  ## Tests that need no PyTorch under Python 3.13 or 3.12, in 
 	  "and pip is here. Name one with: make OTHER_PYTHON=/path/to/python test-other-python"
 	@test -z "$(OTHER_PYTHON)" || $(MAKE) --no-print-directory $(OTHER)/.installed
 	@test -z "$(OTHER_PYTHON)" || $(OTHER)/bin/python --version
-	test -z "$(OTHER_PYTHON)" || $(OTHER)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not full" $(OF_OTHER)
+	test -z "$(OTHER_PYTHON)" || OXRL_TEST_LEAST=1200 $(OTHER)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not full" $(OF_OTHER)
 
 test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)
 	$(BIN)/python tests/processors --workers 2

@@ -96,6 +96,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """While a fixture is made, it is what trains: tests/processors notes it, and every test that asks
+    for it.
+    """
+    said = os.environ.get("PYTEST_CURRENT_TEST", "")
+    everywhere = fixturedef.scope in ("session", "package")
+    file = "" if everywhere else request.node.nodeid.split("::")[0]
+    os.environ["PYTEST_CURRENT_TEST"] = f"{file}::{fixturedef.argname} (fixture)"
+    try:
+        return (yield)
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = said
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Parallel workers send reports as UTF-8, which text captured on purpose (a lone surrogate) may

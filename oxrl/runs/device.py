@@ -50,7 +50,9 @@ def has_type(device: torch.device, dtype: torch.dtype) -> bool:
     """True if a device can hold numbers of a type and add them up: it is tried."""
     try:
         torch.ones(2, dtype=dtype, device=device).sum()
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError) as error:
+        if is_out_of_memory(error):  # which says nothing of types, and is remembered
+            raise
         return False
     return True
 
@@ -87,7 +89,7 @@ def free_cache(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """True if a device had no room; Apple's say so in words alone."""
     return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(APPLES_WORDS)
 

@@ -152,7 +152,7 @@ def test_plan_accepts_the_files_of_robots_without_their_models(
     """Nothing is asked of the hub: it could not be reached in time."""
     assert file.read_text().startswith("# Not run")
     monkeypatch.setenv("HF_ENDPOINT", "http://10.255.255.1")
-    shown = CliRunner().invoke(app, ["plan", str(file)])
+    shown = CliRunner().invoke(app, ["plan", str(file), "run.device=cpu"])  # no GPU is asked for
     assert shown.exit_code == 0, shown.output
     model = load_config(file).model.name
     assert f"unknown    model: {model} is not in the hub's cache" in shown.output

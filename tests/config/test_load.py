@@ -201,6 +201,11 @@ def test_a_file_that_is_no_configuration_says_where_and_why(
     assert re.search(message, problems(text(folder, content)))
 
 
+def test_a_name_with_nul_names_no_file() -> None:
+    with pytest.raises(ConfigError, match="no such file: a name cannot hold .* NUL"):
+        load_config("run\0.yaml")
+
+
 def test_a_missing_file_names_the_closest_one(write: Callable[..., Path]) -> None:
     write("config.yaml")
     assert "did you mean 'config.yaml'?" in problems("confg.yaml")

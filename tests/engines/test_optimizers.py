@@ -152,13 +152,13 @@ def test_moments_of_eight_bits_lead_where_those_of_float32_do() -> None:
 
 
 def test_an_optimizer_of_many_weights_is_made_in_no_time() -> None:
-    named = {f"w{i}": nn.Parameter(torch.zeros(1, 1)) for i in range(4000)}
+    named = {f"w{i}": nn.Parameter(torch.zeros(1, 1)) for i in range(20_000)}
     rules = dict.fromkeys(named, "muon")
     decays = dict.fromkeys(named, 0.1)
     options = TrainerOptions(lr=1e-2, rates={"w7": 0.5})
     began = time.monotonic()
     made = OneByOne(named, rules, decays, options, place=PieceOfWeight, whole=torch.clone)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 20  # half a second; minutes where each looks at all others
     assert [group["rate"] for group in made.param_groups[6:9]] == [1.0, 0.5, 1.0]
 
 

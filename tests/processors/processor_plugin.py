@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: list[pytest.Item] = []
     for item in items:
         learns = "learned" in getattr(item, "fixturenames", ())
-        trains = only is None or learns or bool(only & {item.nodeid, item.nodeid.split("::")[0]})
+        trains = only is None or learns or bool(only & names_of(item))
         wanted = group in ("both", "learned" if learns else "others")
         (kept if wanted and trains else left).append(item)
     config.hook.pytest_deselected(items=left)
@@ -26,12 +26,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def trained(noted: list[str]) -> list[str]:
-    """Tests, and whole files where a fixture trained: it may be that of several tests."""
-    found: set[str] = set()
-    for line in noted:
-        test, _, phase = line.rpartition(" ")
-        found.add(test.split("::")[0] if phase == "(setup)" else test)
-    return sorted(found - {""})
+    """Tests and fixtures that trained, without those of these programs, which choose how to round."""
+    names = {line.rpartition(" ")[0] for line in noted}
+    return sorted(name for name in names if name and not name.startswith("tests/processors/"))
+
+
+def names_of(item: pytest.Item) -> set[str]:
+    """What a test is noted by: its own name, and those of its fixtures, of its file and of all."""
+    file = item.nodeid.split("::")[0]
+    fixtures = getattr(item, "fixturenames", ())
+    return {item.nodeid} | {f"{place}::{name}" for place in (file, "") for name in fixtures}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -16,7 +16,7 @@ from figures import Learned
 from margins import Spread, spreads
 from processor_plugin import trained
 from rounding_noise import shake
-from roundings import ROUNDINGS, SEEDS, environment, noise
+from roundings import ROOT, ROUNDINGS, SEEDS, environment, noise
 
 
 def line(value: float, **bounds: float) -> dict[str, Any]:
@@ -197,11 +197,53 @@ def test_a_rounding_of_the_caller_is_not_mixed_with_one_that_is_shown(
     assert os.environ["MKL_CBWR"] == "AVX2"
 
 
-def test_a_fixture_that_trains_makes_every_test_of_its_file_one_that_does() -> None:
+OF_FIXTURES = """
+import pytest, torch
+def train():
+    weight = torch.zeros(2, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.AdamW([weight]).step()
+@pytest.fixture(scope="module")
+def made():
+    train()
+@pytest.fixture(scope="session")
+def of_all():
+    train()
+@pytest.fixture
+def asks(made): ...
+def test_first(asks): ...
+def test_second(made, of_all): ...
+def test_itself(): train()
+def test_none(): ...
+"""
+
+
+def test_tests_and_fixtures_that_train_are_kept_each_once() -> None:
     noted = [
         "tests/a.py::test_one[x y] (call)",
         "tests/a.py::test_one[x y] (teardown)",
-        "tests/b.py::test_two (setup)",
+        "tests/b.py::done (fixture)",
+        "::everywhere (fixture)",
+        "tests/processors/test_processors.py::test_three (call)",
         "",
     ]
-    assert trained(noted) == ["tests/a.py::test_one[x y]", "tests/b.py"]
+    assert trained(noted) == ["::everywhere", "tests/a.py::test_one[x y]", "tests/b.py::done"]
+
+
+def test_a_test_trains_if_it_or_a_fixture_of_its_own_does(tmp_path: Path) -> None:
+    """In processes that are forked, and in fixtures that others ask for, too."""
+    (tmp_path / "test_of.py").write_text(OF_FIXTURES)
+    noted = tmp_path / "noted.txt"
+    noted.touch()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "--rootdir", str(tmp_path)]
+    hooked = environment(ROUNDINGS[0]) | {"OXRL_TEST_TRAINED": str(noted)}
+    hooked["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'support'}"
+    done = subprocess.run(
+        [*command, str(tmp_path)], env=hooked, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert noted.read_text().splitlines() == [
+        "test_of.py::made (fixture)",
+        "::of_all (fixture)",
+        "test_of.py::test_itself (call)",
+    ]

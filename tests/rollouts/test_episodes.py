@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,18 +200,16 @@ def test_what_an_environment_says_is_measured_in_tokens_and_not_in_characters(pl
 
 
 def test_with_overlap_a_slow_environment_holds_up_no_other_episode(play: Play) -> None:
-    source = HOSTILE.replace("self.turns -= 1", "self.turns -= 1; self.slow and time.sleep(3)")
+    source = HOSTILE.replace("self.turns -= 1", "self.turns -= 1; self.slow and time.sleep(60)")
     source = "import time\n" + source.replace(
         "self.chance = random.Random(seed)",
         "self.chance = random.Random(seed); self.slow = prompt.uid == '0'",
     )
     engine = play(source, ScriptedSampler(), overlap=True)
     engine.submit(requests(6))
-    began = time.monotonic()
     fast: list[str] = []
     while len(fast) < 5:
         fast += [item.request.id for item in engine.poll(20)]
-    assert time.monotonic() - began < 3
     assert "0/0" not in fast
 
 

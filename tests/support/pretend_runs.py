@@ -456,13 +456,22 @@ def strict(folder: Path) -> Any:
 
 def out_of_memory(folder: Path) -> Any:
     """Micro-batches that do not fit there are made smaller, and what is kept is given back."""
+    import pytest
+    import torch
+
+    from oxrl.runs.device import chosen_device, has_type
+
     offered = pretend_device.offered()
     for name in ("roomy", "full"):
         many = ["train.micro_batch_tokens=4096", "data.rows_per_step=24", "run.steps=1"]
         _run(sft_config(folder, name, many))
         assert (offered.times_emptied() > 0) == (name == "full")
         offered.limit_memory(offered.peak_bytes() * 3 // 4)
-    return offered.peak_bytes()
+    peak = offered.peak_bytes()
+    offered.limit_memory(1)
+    with pytest.raises(torch.OutOfMemoryError):  # not: it has no such type
+        has_type(chosen_device(), torch.int16)
+    return peak
 
 
 def planned(folder: Path) -> Any:

@@ -2,11 +2,12 @@
 library that is left out there, is skipped and names it; every other one has to pass.
 
 It is found out by running: a file that cannot be imported, or a test that fails, and says that such
-a library is missing.
+a library is missing. So that not everything is skipped one day, `OXRL_TEST_LEAST` tests have to pass.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,3 +47,16 @@ def pytest_runtest_makereport(
     report = yield
     _skipped_if_left_out(report, item.path)
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # one of several workers, whose tests the first process counts
+        return
+    passed = len(reporter.stats.get("passed", ()))
+    least = int(os.environ.get("OXRL_TEST_LEAST", "0"))
+    if passed < least:
+        reporter.write_line(
+            f"{passed} tests passed, fewer than {least} (OXRL_TEST_LEAST)", red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
