@@ -89,7 +89,7 @@ def typed(folder: Path, block: Block) -> Iterator[subprocess.CompletedProcess[st
         yield subprocess.run(
             ["bash", "-c", block.text],
             cwd=folder,
-            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
             timeout=280,

@@ -128,6 +128,10 @@ def from_server(which: str) -> Iterator[None]:
 def _in_test(test: str, target: Callable[..., object], *arguments: object) -> None:
     """The server's environment does not say which test asked (tests/processors notes it)."""
     os.environ["PYTEST_CURRENT_TEST"] = test
+    if "OXRL_TEST_THREADS" in os.environ:  # the server has one
+        import torch
+
+        torch.set_num_threads(int(os.environ["OXRL_TEST_THREADS"]))
     target(*arguments)
 
 

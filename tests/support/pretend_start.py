@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import pretend_device
+import torch
 
 from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs import environment
@@ -39,6 +40,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.St
     from oxrl.commands.evaluate import run_generate
     from oxrl.types import Sampling
 
+    torch.set_num_threads(1)  # others would not be there in a forked process
     run_generate("builtin:tiny", ["hm"], sampling=Sampling(max_tokens=2))
 gc.collect()
 gc.freeze()

@@ -36,8 +36,10 @@ def _train(folder: Path) -> None:
 
     from oxrl.commands.train import run
 
-    run(rl_config(folder, "rl", run={"steps": 1}))
-    run(sft_config(folder, "sft", run={"steps": 1}))
+    # A second thread would not be there in a forked process, which would wait for it.
+    few = {"steps": 1, "threads": 1}
+    run(rl_config(folder, "rl", run=few))
+    run(sft_config(folder, "sft", run=few))
 
 
 gc.disable()  # hardly anything of what is imported is garbage
