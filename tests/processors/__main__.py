@@ -134,15 +134,15 @@ class Part:
 
 def twin(parts: list[Part], part: Part) -> str:
     """The rounding whose tests stand for those of this one: an earlier one of the same bits."""
-    results = {p.rounding.name: p.result() for p in parts if p.group == "learned"}
-    mine = results[part.rounding.name]
-    if part.group == "learned" or mine is None:
+    if part.rounding in SEEDS:
         return ""
-    for name, result in results.items():
-        if name == part.rounding.name:
+    mine = bits(part.rounding)
+    for other in parts:
+        if other.rounding == part.rounding:
             return ""
-        if result is not None and result["bits"] == mine["bits"]:
-            return name
+        result = other.result()
+        if other.group == part.group and result is not None and result["bits"] == mine:
+            return other.rounding.name
     return ""
 
 

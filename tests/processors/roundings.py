@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +23,7 @@ class Rounding:
     """
 
     name: str
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict, hash=False)
     needs: str = ""
 
 
@@ -78,6 +79,7 @@ def environment(rounding: Rounding) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | rounding.settings
 
 
+@cache
 def bits(rounding: Rounding) -> str:
     """A hash of what some products, sums and functions come to: equal ones round alike there."""
     done = subprocess.run(
