@@ -55,9 +55,11 @@ def value_loss(
     clipped = torch.zeros_like(mask)
     if value_clip is not None:
         old_values = fill_masked(old_values.detach(), mask)
-        bounded = old_values + (values.detach() - old_values).clamp(-value_clip, value_clip)
+        moved = values.detach() - old_values
+        outside = moved.abs() > value_clip  # within the bound both errors are one, rounded twice
+        bounded = old_values + moved.clamp(-value_clip, value_clip)
         bounded_error = (bounded - returns).square()
-        clipped = bounded_error > error.detach()
+        clipped = outside & (bounded_error > error.detach())
         error = torch.where(clipped, bounded_error, error)
     metrics = {"value/clip_frac": masked_mean(clipped, mask).detach()}
     return weighted_sum(error / 2, mask, loss_weights), metrics
