@@ -205,32 +205,37 @@ def test_sampling_stops_after_its_rounds_and_trains_on_what_it_found(tmp_path: P
         assert line["update/skipped"] == line["reward/mean"] == 0.0
 
 
+def of_one_long_step(folder: Path, reward: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """The line and the samples of a step whose penalty grows over 50 tokens of 60."""
+    long = {"overlong_buffer": 50, "max_tokens": 60, "steps": 1}
+    cfg = config(folder, "dapo", reward=reward, sampling_rounds=1, **long)
+    run(cfg)
+    [line] = metric_lines(cfg.run.directory)
+    return line, samples_of(cfg.run.directory)
+
+
 def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(
     tmp_path: Path,
 ) -> None:
-    cfg = config(
-        tmp_path,
-        "dapo",
-        reward=NEVER,
-        sampling_rounds=1,
-        overlong_buffer=50,
-        max_tokens=60,
-        steps=1,
-    )
-    run(cfg)
-    [line] = metric_lines(cfg.run.directory)
-    samples = samples_of(cfg.run.directory)
+    line, every_sample = of_one_long_step(tmp_path, TAUGHT)
+    samples = [sample for sample in every_sample if sample["advantage"] is not None]
+    assert {int(sample["answer"]) % 2 for sample in samples} == {1}
     lengths = [sum(end - start for _, start, end in sample["versions"]) for sample in samples]
     penalties = [max(-1.0, min(0.0, (10 - length) / 50)) for length in lengths]
-    assert line["reward/zero_variance_groups"] == 1.0 and len(set(lengths)) > 1
-    assert line["reward/shaping"] == pytest.approx(sum(penalties) / 16)
-    for sample, penalty in zip(samples, penalties, strict=True):
-        group = [
-            other
-            for s, other in zip(samples, penalties, strict=True)
-            if s["draw"] == sample["draw"]
-        ]
-        assert (sample["advantage"] > 0) == (penalty > sum(group) / len(group) + 1e-9)
+    assert line["reward/shaping"] == pytest.approx(sum(penalties) / len(samples))
+    shaped = [s["reward"] + penalty for s, penalty in zip(samples, penalties, strict=True)]
+    for sample, value in zip(samples, shaped, strict=True):
+        group = [v for s, v in zip(samples, shaped, strict=True) if s["draw"] == sample["draw"]]
+        assert (sample["advantage"] > 0) == (value > sum(group) / len(group) + 1e-9)
+
+
+def test_groups_that_were_taken_because_none_differs_teach_nothing(tmp_path: Path) -> None:
+    """Their lengths differ, which is what the penalty is about; they were not sampled for that."""
+    line, samples = of_one_long_step(tmp_path, NEVER)
+    assert line["reward/zero_variance_groups"] == 1.0
+    assert line["reward/shaping"] < 0
+    assert {sample["advantage"] for sample in samples} == {0.0}
+    assert line["update/grad_norm"] == 0.0
 
 
 def test_cut_responses_are_baseline_only_where_they_are_masked(tmp_path: Path) -> None:
