@@ -171,6 +171,24 @@ def test_programs_are_judged_by_what_they_print() -> None:
     assert score(guarded, listed).value == 1.0
 
 
+# How a program ends that has printed what is right, and started a thread.
+STARTS = "import sys, threading, time\nprint(3, flush=True)\nthreading.Thread({}).start()\n"
+LATER = "def later():\n    time.sleep(0.3)\n    print(4, flush=True)\n"
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "raise SystemExit"])
+def test_a_program_has_not_ended_while_a_thread_of_it_goes_on(end: str) -> None:
+    cases = {"cases": [{"input": "", "output": "3"}]}
+    for_ever = STARTS.format("target=time.sleep, args=(100,)") + end
+    found = score(for_ever, cases, program_s=1)
+    assert (found.value, found.status) == (0.0, "ok")
+    assert "did not end within" in found.reason
+    beside = STARTS.format("target=time.sleep, args=(100,), daemon=True") + end
+    assert score(beside, cases, program_s=1) == Score(value=1.0)
+    more = {"cases": [{"input": "", "output": "3\n4"}]}
+    assert score(LATER + STARTS.format("target=later") + end, more) == Score(value=1.0)
+
+
 def test_a_program_gets_the_time_and_the_memory_that_are_said() -> None:
     busy = "import time\nend = time.process_time() + 1.5\nwhile time.process_time() < end: pass\n"
     assert score(busy + RIGHT, ADD, program_s=1).reason.endswith("1 s of processor time")

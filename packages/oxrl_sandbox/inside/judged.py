@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from itertools import islice
@@ -239,8 +240,13 @@ def told(error: BaseException) -> list[Wire]:
     return [names, text]
 
 
+def _is_waited_for(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread is not threading.current_thread()
+
+
 def run_as_main(source: str) -> int:
-    """Run a program as Python runs a script.
+    """Run a program as Python runs a script, which ends when all of its threads have, but for
+    daemons.
 
     Args:
         source: of the program, whose `__name__` is "__main__".
@@ -257,6 +263,9 @@ def run_as_main(source: str) -> int:
     except BaseException:  # noqa: BLE001 - what Python does with an exception nobody catches
         traceback.print_exc(limit=-3)
         status = 1
+    while threads := [thread for thread in threading.enumerate() if _is_waited_for(thread)]:
+        for thread in threads:
+            thread.join()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
