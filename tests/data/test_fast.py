@@ -262,3 +262,18 @@ def test_two_ways_to_one_piece_are_refused(tmp_path: Path) -> None:
 def test_too_few_pieces_are_refused_with_what_to_change() -> None:
     with pytest.raises(DataError, match="fast=5 is too few.*fast_scale below 10"):
         fit(smooth(50), pieces=5, scale=10.0)
+
+
+def test_a_turn_has_all_of_its_actions_and_its_end(head: FastHead) -> None:
+    actions = [[0.3, 1.0, 5.0]] * CHUNK
+    whole = head.encode(actions)
+    assert whole[-1] == END and head.decodes(whole)
+    for count in (0, 1, CHUNK - 1, CHUNK + 1):
+        with pytest.raises(ValueError, match=f"has {count} actions, and a turn has {CHUNK}"):
+            head.encode(actions[:1] * count)
+    middle = head.decode(())
+    for cut in (whole[:-1], (*whole[:-1], whole[0]), whole[-1:]):
+        assert not head.decodes(cut)
+        assert head.decode(cut) == middle
+    assert middle == pytest.approx(np.asarray([[0.0, 2.0, 5.0]] * CHUNK))
+    assert head.decode(whole) != middle

@@ -513,3 +513,15 @@ def test_an_image_that_goes_and_comes_again_takes_the_room_of_one(
     held = images.features(red)
     images.features(green)
     assert images.features(red) is held
+
+
+def test_texts_between_images_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    texts = [{"type": "text", "text": text} for text in ("one ", "two ", "three")]
+    image = {"type": "image", "image": "a.png"}
+    content = [*texts[:2], image, *texts, image]
+    [prompt] = read(write(tmp_path, {"prompt": [{"role": "user", "content": content}]}))
+    assert shown(prompt) == USER.format("one two *one two three*")
+    [message] = prompt.messages
+    joined = [part["text"] for part in message["content"] if part["type"] == "text"]
+    assert joined == ["one two ", "one two three"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from oxrl.data.order import Mixture, _permutation, first_draws, index_at, open_rows
+from oxrl.data.order import Mixture, Shuffled, _permutation, first_draws, index_at, open_rows
 
 
 def test_every_epoch_visits_each_row_once_in_a_fresh_order() -> None:
@@ -146,3 +146,12 @@ def test_first_draws_are_what_the_steps_draw(train: str | dict[str, float]) -> N
             seen.update(new)
         everything = [rows.at(draw, seed=4) - size * 100 for draw in range(15)]
         assert seen == {value for value in everything if 0 <= value < size}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 50])
+def test_batches_hold_every_unit_once_in_file_order(size: int) -> None:
+    units = [f"unit {number}" for number in range(7)]
+    found = list(Shuffled(units).batches(size))
+    assert [unit for batch in found for unit in batch] == units
+    assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
+    assert len(found) == -(-len(units) // size)

@@ -114,3 +114,21 @@ def test_a_rewritten_history_begins_a_row_only_where_that_is_asked_for() -> None
     kept = contexts_of(turns, "whole", splits=False)(talk)
     assert kept is not None and not kept.new
     assert text_of(kept.token_ids) == "\n<|user|>\nand 3+3?<|end|>\n<|assistant|>\n"
+
+
+def test_every_text_of_a_message_has_to_stand_in_what_is_read() -> None:
+    """Of a message of two texts the template writes one before everything else."""
+    texts = [{"type": "text", "text": text} for text in ("apples", "pears")]
+    for stays, moves in (("first", "last"), ("last", "first")):
+        before = (
+            "{% for m in messages if m.content is not string %}"
+            f"{{{{ (m.content | {moves}).text }}}}{{% endfor %}}"
+        )
+        after = (
+            "{% if m.content is string %}{{ m.content }}{% else %}"
+            f"{{{{ (m.content | {stays}).text }}}}{{% endif %}}"
+        )
+        with pytest.raises(TemplateError, match="drops or changes a message of role 'user'"):
+            encoder(before + PLAIN.replace("{{ m.content }}", after)).suffix(
+                [{"role": "user", "content": texts}]
+            )

@@ -241,3 +241,19 @@ def test_a_head_says_what_it_is_asked_for_and_no_more() -> None:
     asked = head_of_batch(hidden, head, tokens, mask, temperature=1.0, entropy=True, top_k=2)
     assert set(asked) == {"logprobs", "entropy", "top_logprobs", "top_ids"}
     assert torch.equal(asked["logprobs"], found["logprobs"])
+
+
+def test_candidates_of_a_token_are_looked_for_where_it_is_predicted() -> None:
+    torch.manual_seed(4)
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    mask = torch.tensor([[False, True, True, False], [False, False, True, True]])
+    hidden = torch.randn(2, 4, HIDDEN)
+    head = Head(torch.randn(VOCABULARY, HIDDEN))
+    candidates = torch.randint(0, VOCABULARY, (2, 4, 3))
+    asked = {"temperature": 0.7, "candidates": candidates, "top_k": 3}
+    found = head_of_batch(hidden.flatten(0, 1), head, tokens, mask, **asked)
+    every = (hidden @ head.weight.T / 0.7).log_softmax(-1)
+    for row, place in mask.nonzero().tolist():
+        expected = every[row, place - 1, candidates[row, place]]
+        torch.testing.assert_close(found["top_logprobs"][row, place], expected)
+    assert not found["top_logprobs"][~mask].any()

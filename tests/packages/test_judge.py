@@ -430,3 +430,11 @@ def test_options_that_cannot_work_are_refused_without_showing_what_may_be_a_key(
 ) -> None:
     problem = option_problem("judge", options)
     assert message in problem and "word" not in problem.replace("in words", "")
+
+
+def test_who_did_not_answer_in_time_is_not_asked_again(server: JudgeServer) -> None:
+    server.delay_s = 1.0
+    (score,) = scores(pool(server, timeout_s=0.3, retries=5), "12")
+    assert score.status == "timeout"
+    assert "attempt" not in score.reason
+    server.delay_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,33 @@ def test_what_a_row_of_parts_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         two_parts(tmp_path, "gdpo", overrides)
+
+
+def test_failed_rewards_are_counted_and_sources_told_apart() -> None:
+    def of(source: str, value: float | None, status: str) -> Rollout:
+        prompt = Prompt(uid="0", messages=(), token_ids=(1,), source=source)
+        completion = Completion(segments=(), text="", finish_reason="stop")
+        score = Score(value=value, status=status)  # pyright: ignore
+        return Rollout(
+            prompt=prompt, completion=completion, score=score, group_id=0, sample=0, seed=0
+        )
+
+    rollouts = [
+        of("sums", 1.0, "ok"),
+        of("sums", 0.5, "ok"),
+        of("sums", None, "timeout"),
+        of("words", 0.25, "ok"),
+        of("words", 0.0, "ok"),
+        of("none", None, "error"),
+        of("none", None, "invalid"),
+        of("none", None, "invalid"),
+    ]
+    found = sampling_metrics(step_of(rollouts))
+    assert found["reward/failed_frac"] == 4 / 8
+    assert [found[f"reward/{name}"] for name in ("timeout", "error", "invalid")] == [1, 1, 2]
+    assert (found["reward/mean/sums"], found["reward/mean/words"]) == (0.75, 0.125)
+    assert math.isnan(found["reward/mean/none"])
+    alone = sampling_metrics(step_of(rollouts[:3]))
+    assert alone["reward/failed_frac"] == pytest.approx(1 / 3)
+    assert "reward/mean/sums" not in alone
+    assert sampling_metrics(step_of(rollouts[2:4]))["reward/mean/words"] == 0.25

@@ -5,6 +5,7 @@ far the chosen ones have fallen.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from oxrl.recipes.preference_batch import (
     kl_baseline,
     standardized_gaps,
     update_moments,
+    with_statistics,
 )
 from oxrl.recipes.preference_objective import PreferenceObjective, displacement
 from oxrl.tables.preference import METHODS
@@ -189,3 +191,37 @@ def test_the_baseline_of_kto_is_how_far_mismatched_completions_have_moved_and_no
     step = before("kto", {}, units, beta=0.1)
     assert kl_baseline(step).item() == pytest.approx((2.0 + 1.0) / 2)
     assert cast(Any, step.objective.policy).shown == [[1, 2, 3, 4], [1, 5, 0, 0]]
+
+
+def before_step(name: str, seen: PreferenceBatch, **numbers: float) -> BeforeStep:
+    found = BeforeStep(
+        objective=objective(name, **numbers), batch=seen, units=(), memory={}, seed=0
+    )
+    squares = torch.full(MASK.shape, NAN, dtype=torch.float64)
+    squares[MASK] = torch.tensor([0.5, 0.25, 0.125, 0.3, 0.6, 0.4, 0.2], dtype=torch.float64)
+    vars(found)["output"] = Output(logprobs=said(), sum_p_squared=squares)
+    return found
+
+
+def test_wpo_weighs_a_pair_by_how_likely_both_of_its_completions_are() -> None:
+    """Per token, against what its place could have been: exp of the mean of log p - log sum p^2."""
+    found = with_statistics(before_step("wpo", batch())).extras["pair_weights"]
+    squares = [[0.5, 0.25, 0.125], [0.3], [0.6], [0.4, 0.2]]
+    rows = [
+        math.exp(sum(p - math.log(s) for p, s in zip(row, all_s, strict=True)) / len(row))
+        for row, all_s in zip(LOGPROBS, squares, strict=True)
+    ]
+    assert found.tolist() == pytest.approx([rows[0] * rows[1], rows[2] * rows[3]])
+    assert rows[1] != pytest.approx(1) and rows[3] != pytest.approx(1)
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("robustness", [0.5, 2.0])
+def test_what_normalizes_dr_dpo_is_of_its_own_losses(beta: float, robustness: float) -> None:
+    seen = batch((0.25, 0.75))
+    numbers = {"beta": beta, "robustness": robustness}
+    found = with_statistics(before_step("dr_dpo", seen, **numbers)).extras["log_mean"]
+    ratios = [own - reference for own, reference in zip(SUMS, REF, strict=True)]
+    losses = [math.log1p(math.exp(-beta * (ratios[i] - ratios[i + 1]))) for i in (0, 2)]
+    mean = 0.25 * math.exp(-losses[0] / robustness) + 0.75 * math.exp(-losses[1] / robustness)
+    assert found.item() == pytest.approx(math.log(mean))

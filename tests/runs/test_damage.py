@@ -545,3 +545,20 @@ def test_a_command_without_standard_streams_writes_into_no_file_of_its_own(
     (line,) = read_records(tmp_path / "runs" / "x" / "metrics.jsonl")
     assert line["step"] == 1
     assert (tmp_path / "runs" / "x" / "result.json").is_file()
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_result_is_that_of_the_newest_checkpoint_and_of_no_other_step(
+    step: int, tmp_path: Path
+) -> None:
+    fill(tmp_path, 4)
+    newest = tmp_path / "checkpoints" / "step_00000004"
+    if step == 3:
+        shutil.rmtree(newest)
+    else:
+        offsets = {"metrics.jsonl": 0}
+        save_checkpoint(newest.parent, 5, write_model, state={}, offsets=offsets, keep=3)
+    with resume(tmp_path) as run:
+        assert not run.finished
+        told = f"it says that step 4 was reached, and the newest is step_0000000{step}"
+        assert told in run.remarks[0]
