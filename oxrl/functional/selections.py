@@ -15,6 +15,10 @@ from torch import Tensor
 from oxrl.functional.masks import fill_masked, masked_mean
 from oxrl.tables.numbers import COV_FRACTION, COV_HIGH, COV_LOW, EXPLORE_QUANTILE
 
+# A share of a number of tokens that is whole may come out a little below: 0.29 * 100 is
+# 28.999999999999996, of which 28 are left.
+ALMOST_WHOLE = 1e-9
+
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Compute how each token's logprob and advantage covary: a high value drives entropy down.
@@ -93,7 +97,7 @@ def _share(fraction: float, mask: Tensor) -> int:
     """
     if fraction == 0:
         return 0
-    return max(int(fraction * int(mask.sum())), 1)
+    return max(int(fraction * int(mask.sum()) + ALMOST_WHOLE), 1)
 
 
 def _smallest(x: Tensor, eligible: Tensor, count: int) -> Tensor:
@@ -118,8 +122,12 @@ def above_row_quantile(
     Returns:
         [B, T] bool.
     """
-    values = torch.where(mask, entropy.detach().double(), torch.nan)
-    return mask & (values > values.nanquantile(quantile, dim=1, keepdim=True))
+    values = torch.where(mask, entropy.detach().double(), torch.inf)
+    # What lies above the quantile lies above the token at or next below it, which is compared
+    # itself, and not with what interpolation makes of it.
+    places = quantile * (mask.sum(1) - 1).clamp(min=0) + ALMOST_WHOLE
+    bounds = values.sort(1).values.gather(1, places.long()[:, None])
+    return mask & (values > bounds)
 
 
 def router_shift(

@@ -5,7 +5,9 @@ tokens float32 decides as float64 does, but for the few that lie on a bound.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,6 +17,12 @@ from torch import Tensor
 from oxrl.functional.corrections import CORRECTIONS
 from oxrl.functional.gates import gspo
 from oxrl.functional.policy_losses import GATES
+from oxrl.functional.selections import (
+    above_row_quantile,
+    covariance,
+    select_clip_cov,
+    select_kl_cov,
+)
 from oxrl.functional.value_losses import value_loss
 
 ROWS, LENGTH, TOP = 1000, 1000, 4
@@ -130,3 +138,35 @@ def test_a_correction_decides_alike(name: str, tensors: dict[str, Tensor]) -> No
             given["log_rho"] = moved.to(dtype)
         found.append(correct(**given))
     assert differing(*found) <= ON_A_BOUND * LENGTH
+
+
+@pytest.mark.parametrize(("quantile", "places"), [(0.29, 100), (0.8, 35), (0.57, 100), (0.5, 7)])
+def test_the_token_at_a_quantile_is_not_above_it(quantile: float, places: int) -> None:
+    """Of 101 tokens the 30th lowest is at the quantile 0.29, whatever 0.29 * 100 comes out as."""
+    entropy = torch.linspace(0.1, 3.0, places + 1)[None]
+    mask = torch.ones_like(entropy).bool()
+    found = above_row_quantile(entropy, mask, quantile=quantile)
+    at = math.floor(Fraction(str(quantile)) * places)
+    assert found[0].tolist() == [place > at for place in range(places + 1)]
+
+
+@pytest.mark.parametrize(("fraction", "tokens"), [(0.29, 100), (0.57, 100), (0.07, 100), (0.3, 7)])
+def test_a_share_that_is_whole_is_not_rounded_down(fraction: float, tokens: int) -> None:
+    covariances = torch.linspace(0.1, 3.0, tokens)[None]
+    found = select_kl_cov(covariances, torch.ones_like(covariances).bool(), fraction=fraction)
+    assert int(found.sum()) == math.floor(Fraction(str(fraction)) * tokens)
+
+
+def test_selections_decide_alike(tensors: dict[str, Tensor]) -> None:
+    mask = tensors["mask"]
+    found: list[list[Tensor]] = []
+    for dtype in (torch.float32, torch.float64):
+        logprobs, advantages = (tensors[n].to(dtype) for n in ("logprobs", "advantages"))
+        covariances = covariance(logprobs, advantages, mask)
+        noise = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+        clipped = select_clip_cov(covariances, noise, mask, low=0.5, high=2.0, fraction=0.01)
+        top = select_kl_cov(covariances, mask, fraction=0.01)
+        found.append([clipped, top, above_row_quantile(-logprobs, mask, quantile=0.8)])
+    for first, second in zip(*found, strict=True):
+        assert first.any()
+        assert differing(first, second) == 0
