@@ -15,17 +15,15 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.checkpoint.layout import TENSORS_OF_TORCH, WEIGHT, Entry, FileLayout, FileLayouts
-from oxrl.modelfiles.folder import VALUE_HEAD_FILE
+from oxrl.modelfiles.folder import ADAPTER_FILE, INDEX, SINGLE, VALUE_HEAD_FILE
 from oxrl.models.four_bit import whole_type
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import NamedTensor
-from oxrl.models.weights import ADAPTER_FILE, WeightType, file_name, has_adapter, stored_names
+from oxrl.models.weights import WeightType, file_name, has_adapter, stored_names
 from oxrl.types import Tensors
 
-SINGLE = "model.safetensors"
 PATTERN = "model{suffix}.safetensors"
-INDEX = "model.safetensors.index.json"
 # As transformers cuts a model into files.
 MOST_BYTES = "50GB"
 

@@ -19,7 +19,7 @@ from oxrl.checkpoint.layout import (
 )
 from oxrl.errors import CheckpointError
 from oxrl.models.saved_weights import stored_weights
-from oxrl.models.stored import KEPT_TYPES, StoredTensor, stored_in_folder
+from oxrl.models.stored import KEPT_TYPES, StoredTensor, stored_in_files
 from oxrl.models.weights import WeightType
 from oxrl.tables.engines import Masters, Optimizer
 
@@ -88,8 +88,8 @@ def read_weights_and_moments(
     kinds = {kind for types in kept.values() for kind in types}
     found: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for kind in kinds:
-        pattern = f"optimizer_{kind}-*.safetensors"
-        for name, tensor in stored_in_folder(directory, pattern, KEPT_TYPES).items():
+        files = sorted(directory.glob(f"optimizer_{kind}-*.safetensors"))
+        for name, tensor in stored_in_files(files, KEPT_TYPES).items():
             found[name][kind] = tensor
     for name in state.adam_steps:
         held = {

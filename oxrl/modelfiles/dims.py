@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
-from oxrl.modelfiles.folder import config_file, model_config, stored_shapes
+from oxrl.modelfiles.folder import (
+    TensorKind,
+    config_file,
+    has_own_head,
+    model_config,
+    stored_kinds,
+)
 from oxrl.tables.vision import VISION_FAMILIES
 
 # Families whose parameters can be counted from their sizes alone.
@@ -115,7 +120,11 @@ def model_dims(name: str) -> ModelDims | None:
     values = model_config(name)
     if values is None:
         return None
-    return _from_config(values, stored_parameters(config_file(name).parent))
+    try:
+        kinds = stored_kinds(config_file(name).parent)
+    except SafetensorError:
+        kinds = []  # whoever reads the model says so
+    return _from_config(values, sum(prod(kind.shape) for kind in kinds) or None, kinds)
 
 
 def why_unsupported(name: str) -> str | None:
@@ -173,10 +182,20 @@ def vocabulary_of(name: str) -> int:
     return 0 if dims is None else dims.vocabulary
 
 
-def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | None:
-    """Read a Hugging Face text config; `stored` is the number of parameters, where it is known."""
+def _from_config(
+    values: Mapping[str, Any], stored: int | None, kinds: Sequence[TensorKind] = ()
+) -> ModelDims | None:
+    """Read a Hugging Face text config.
+
+    Args:
+        stored: the number of stored parameters, where it is known.
+        kinds: of stored tensors.
+    """
     values = {**values, **(values.get("text_config") or {})}
     family = str(values.get("model_type"))
+    # Transformers ties no model whose files say otherwise.
+    tied = bool(values.get("tie_word_embeddings", True))
+    own_head = has_own_head(kinds) if tied else None
     try:
         hidden = values["hidden_size"]
         heads = values["num_attention_heads"]
@@ -190,14 +209,16 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
             context=values.get("max_position_embeddings"),
             vocabulary=values["vocab_size"],
             heads=heads,
-            tied=bool(values.get("tie_word_embeddings", True)),
+            tied=tied and not own_head,
             routed=any(values.get(name) for name in EXPERTS),
             normed_heads=family.startswith(NORMED_HEADS),
         )
     except KeyError:
         return None
     if stored is not None:
-        return dims
+        # A copy of the embeddings is one weight with them in memory.
+        copied = dims.tied and own_head is not None
+        return replace(dims, parameters=stored - hidden * dims.vocabulary) if copied else dims
     if family not in COUNTED:
         return None
     layer = dims.layer + 2 * hidden  # norms
@@ -207,15 +228,6 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
         layer += 2 * dims.head_dim
     embeddings = dims.vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
     return replace(dims, parameters=int(dims.layers * layer + hidden + embeddings))
-
-
-def stored_parameters(folder: Path) -> int | None:
-    """Parameters in the folder's model*.safetensors, by their headers; None when there are none."""
-    try:
-        shapes = stored_shapes(folder, "model*.safetensors")
-    except SafetensorError:
-        return None
-    return sum(map(prod, shapes.values())) or None
 
 
 def model_context(name: str) -> int | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oxrl.errors import DataError, did_you_mean
 from oxrl.modelfiles.builtin import BUILTIN_VISION, is_builtin
@@ -18,14 +18,18 @@ REFERENCE_FILE = "reference.json"
 BASE = "base_model_name_or_path"
 # Beside the backbone's files in the folder of a critic, or of a reward model.
 VALUE_HEAD_FILE = "value_head.safetensors"
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pt", "*.pth", "*.ckpt")
+# peft's own file name: whatever reads adapters reads this.
+ADAPTER_FILE = "adapter_model.safetensors"
+# How the names of output heads end, which a model that is tied takes from its embeddings.
+HEADS = ("lm_head.weight", "embed_out.weight")
+# Files that are not hidden: macOS puts a `._name` beside each that it copies.
+NOT_HIDDEN = "[!.]*"
+PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "[!.]*.pt", "[!.]*.pth", "[!.]*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 # What a tokenizer is read from, in any of its forms.
-TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")
-SAFE = ".safetensors"
-OTHER_WEIGHTS = (".bin", ".pt", ".pth")
+TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "[!.]*.model", "[!.]*.tiktoken", "tekken*")
 # Beside weights: configuration, tokenizer, templates and code.
 TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".py")
 # What training leaves beside a model, and nothing that loads the model reads.
@@ -73,7 +77,7 @@ def folder_problems(folder: Path) -> list[str]:
     values, wrong = _read_object(folder / "config.json")
     if not wrong and values.keys().isdisjoint(("model_type", "auto_map")):
         wrong = ["config.json names no model_type: it is not the configuration of a model"]
-    return [*wrong, *_weight_problems(folder)]
+    return [*wrong, *_weight_problems(folder, SINGLE)]
 
 
 def _why_reference(folder: Path) -> str:
@@ -94,22 +98,79 @@ def is_reward_model(name: str) -> bool:
     return (Path(name) / VALUE_HEAD_FILE).is_file()
 
 
-def stored_shapes(folder: Path, pattern: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in the folder's files of `pattern`, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob(pattern)):
-        for name, tensor in _opened(file):
-            shapes[name] = tuple(tensor.get_shape())
-    return shapes
+def weight_files(folder: Path) -> list[Path]:
+    """Find the files that hold the weights of the model in `folder`, whatever else lies there.
+
+    They are those that transformers reads: the single file, else those of the index.
+
+    Args:
+        folder: of a whole model; an adapter's weights are in a file of another name.
+
+    Returns:
+        Those that are there, in the order in which they are read: a tensor of two files is that of
+        the later one.
+    """
+    single = folder / SINGLE
+    if single.is_file():
+        return [single]
+    listed = {folder / str(name) for name in _listed(folder / INDEX).values()}
+    # What lies elsewhere is not part of the model.
+    return sorted(file for file in listed if file.parent == folder and file.is_file())
 
 
-def _opened(file: Path) -> Iterator[tuple[str, Any]]:
-    """Every tensor of a safetensors file by name, which tells its shape and type."""
-    from safetensors import safe_open  # rewards and programs are judged without it
+def _listed(index: Path) -> Names:
+    """The file of every tensor that an index names; empty where it is damaged."""
+    values, _ = _read_object(index)
+    listed = values.get("weight_map")
+    return listed if isinstance(listed, dict) else {}
+
+
+class TensorKind(NamedTuple):
+    """A tensor in a file: its name there, shape, and type as safetensors calls it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> Any:
+        """The tensor itself, as PyTorch's."""
+        from safetensors import safe_open  # rewards and programs are judged without it
+
+        return safe_open(self.file, "pt").get_tensor(self.name)
+
+
+def stored_kinds(folder: Path) -> list[TensorKind]:
+    """Every tensor in the files of a model's weights, see `weight_files`."""
+    return [kind for file in weight_files(folder) for kind in _kinds(file)]
+
+
+def _kinds(file: Path) -> Iterator[TensorKind]:
+    """Every tensor of a safetensors file."""
+    from safetensors import safe_open  # as above
 
     with safe_open(file, framework="np") as opened:
         for name in opened.keys():
-            yield name, opened.get_slice(name)
+            tensor = opened.get_slice(name)
+            yield TensorKind(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
+
+
+def has_own_head(kinds: Sequence[TensorKind]) -> bool | None:
+    """Tell if the output head in a model's files is no copy of its embeddings.
+
+    Transformers ties no model whose files hold both with other values.
+
+    Args:
+        kinds: of all that the files hold.
+
+    Returns:
+        None: they hold no head.
+    """
+    for head in kinds:
+        if head.name.endswith(HEADS):
+            others = [kind for kind in kinds if kind != head and kind[2:] == head[2:]]
+            return not any(head.read().equal(kind.read()) for kind in others)
+    return None
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -152,7 +213,7 @@ def _adapter_problems(folder: Path) -> Iterator[str]:
         yield f"{ADAPTER_CONFIG}: {BASE} does not say which model the adapter belongs to"
     elif _leads_back(folder):
         yield f"{ADAPTER_CONFIG}: {BASE} = {base!r} leads back to this adapter"
-    yield from _weight_problems(folder)
+    yield from _weight_problems(folder, ADAPTER_FILE)
 
 
 def _leads_back(folder: Path) -> bool:
@@ -168,14 +229,13 @@ def _leads_back(folder: Path) -> bool:
     return True
 
 
-def _weight_problems(folder: Path) -> Iterator[str]:
+def _weight_problems(folder: Path, single: str) -> Iterator[str]:
+    """What is wrong with weights; `single`: the name of their file, where they are in one."""
     index = folder / INDEX
-    single = [folder / name for name in WEIGHTS if (folder / name).is_file()]
-    if single:
-        for file in single:
-            _, wrong = _tensors(file)
-            yield from wrong
-    elif index.is_file():
+    if (folder / single).is_file():
+        _, wrong = _tensors(folder / single)
+        yield from wrong
+    elif single == SINGLE and index.is_file():
         yield from _index_problems(index)
     else:
         pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
@@ -185,17 +245,15 @@ def _weight_problems(folder: Path) -> Iterator[str]:
                 "safetensors (load it where you trust it, then save_pretrained)"
             )
         else:
-            yield f"has no weights: neither {WEIGHTS[0]} nor {INDEX}"
+            yield f"has no weights: neither {single} nor {INDEX}"
 
 
 def _index_problems(index: Path) -> Iterator[str]:
-    values, wrong = _read_object(index)
+    _, wrong = _read_object(index)
     yield from wrong
-    files = values.get("weight_map")
-    if not isinstance(files, dict) or not files:
-        if not wrong:
-            yield f"{INDEX}: weight_map names no tensors"
-        return
+    files = _listed(index)
+    if not files and not wrong:
+        yield f"{INDEX}: weight_map names no tensors"
     listed: dict[str, list[str]] = {}
     for tensor, file in files.items():
         listed.setdefault(str(file), []).append(tensor)
@@ -218,7 +276,7 @@ def _tensors(file: Path) -> tuple[Names, list[str]]:
     from safetensors import SafetensorError  # as above
 
     try:
-        found = {name: tensor.get_dtype() for name, tensor in _opened(file)}
+        found = {kind.name: kind.dtype for kind in _kinds(file)}
     except (SafetensorError, OSError, ValueError) as error:
         return {}, [f"{file.name} is damaged or cut off: {error}"]
     whole = [f"{name!r} as {kind}" for name, kind in found.items() if kind not in FLOATS]
@@ -251,16 +309,14 @@ def model_files(folder: Path) -> dict[str, Path]:
         Name in the folder -> file, sorted; without chat templates that are files of their own. For
         an adapter also the files of the folder below it, under `base/`.
     """
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    kinds = (*TEXTS, SAFE)
-    if not any(name.endswith(SAFE) for name in names):
-        kinds = (*kinds, *OTHER_WEIGHTS)
-    found: dict[str, Path] = {}
-    for name in names:
-        training = name in OF_TRAINING or name.startswith(OF_TRAINERS)
-        if name.endswith(kinds) and name not in CHAT_TEMPLATES and not training:
-            found[name] = folder / name
     base = adapter_base(str(folder))
+    weights = weight_files(folder) if base is None else [folder / ADAPTER_FILE]
+    read = {file.name for file in (*weights, folder / VALUE_HEAD_FILE)}
+    found: dict[str, Path] = {}
+    for name in sorted(path.name for path in folder.glob(NOT_HIDDEN) if path.is_file()):
+        said = name.endswith(TEXTS) and name not in (*OF_TRAINING, *CHAT_TEMPLATES)
+        if name in read or (said and not name.startswith(OF_TRAINERS)):
+            found[name] = folder / name
     if base is not None and Path(base).is_dir():
         for name, path in model_files(Path(base)).items():
             found[f"base/{name}"] = path

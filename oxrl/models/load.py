@@ -39,7 +39,7 @@ from oxrl.modelfiles.folder import (
     adapter_revision,
     check_model_folder,
     has_tokenizer,
-    stored_shapes,
+    stored_kinds,
     vision_family,
 )
 from oxrl.modelfiles.hub_status import hub_answers, hub_or_cache, why_silent
@@ -246,10 +246,22 @@ def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrained
                 device=torch.device(options.device),
             )
         if model is not None:
-            return model
+            return _told(model)
     model = read_weights(model_class, name, options)
     if options.four_bit == "rounded":
         undo_four_bit(model)
+    return _told(model)
+
+
+def _told(model: PreTrainedModel) -> PreTrainedModel:
+    """Say in the configuration of a model if its output head is not tied after all.
+
+    Transformers leaves it apart where the files hold both. Samplers and what is written go by the
+    configuration.
+    """
+    head: Any = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        model.config.tie_word_embeddings = False
     return model
 
 
@@ -322,7 +334,7 @@ def _check_shapes(model_class: type[Any], folder: Path) -> None:
     with torch.device("meta"):
         expected = build(config).state_dict()
     wrong: list[str] = []
-    for name, shape in stored_shapes(folder).items():
+    for _, name, shape, _ in stored_kinds(folder):
         if name in expected and tuple(expected[name].shape) != shape:
             wrong.append(f"{name!r}: {shape}, not {tuple(expected[name].shape)}")
     if wrong:

@@ -18,15 +18,22 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
+from oxrl.modelfiles.folder import weight_files
 from oxrl.modelfiles.hub_status import hub_or_cache
-from oxrl.models.stored import StoredTensor, StoredTensors, stored_in_folder
+from oxrl.models.stored import StoredTensor, StoredTensors, same_values, stored_in_files
 from oxrl.models.weights import plain_name
 from oxrl.types import Tensors
 
 ATTRIBUTE = "oxrl_weights_later"
-WEIGHTS = "model*.safetensors"
 # All that is read of a model on the hub, beside what its tokenizer needs.
-OF_MODEL = ("config.json", "generation_config.json", "model.safetensors.index.json", WEIGHTS)
+OF_MODEL = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model*.safetensors",
+)
+# In config.json: weights are not there as numbers, or not in the usual files.
+OTHERWISE_STORED = ("quantization_config", "transformers_weights")
 # Prefix of the backbone's parameters in a ValueModel.
 DECODER = "decoder."
 
@@ -103,16 +110,18 @@ def build_without_weights(
 
     Returns:
         None where the files do not hold the parameters as the model computes with them (experts one
-        by one, other names, quantised): transformers alone knows how to read those, whole.
+        by one, other names, quantised) or have another name: transformers alone knows how to read
+        those, whole.
     """
     folder = Path(name) if Path(name).is_dir() else _fetched(name, revision)
     config = AutoConfig.from_pretrained(folder)
-    if getattr(config, "quantization_config", None) is not None:
+    if any(getattr(config, key, None) for key in OTHERWISE_STORED):
         return None
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
     with parameters_on_meta():
         model: PreTrainedModel = model_class.from_config(config, dtype=dtype, **chosen)
-    stored = stored_in_folder(folder, WEIGHTS)
+    stored = stored_in_files(weight_files(folder))
+    _untie(model, stored, dtype)
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     for parameter, shape in expected.items():
         if parameter not in stored or stored[parameter].shape != shape:
@@ -128,6 +137,19 @@ def build_without_weights(
     setattr(model, ATTRIBUTE, Later(kept, device))
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # pyright: ignore[reportPrivateUsage]
     return model
+
+
+def _untie(model: PreTrainedModel, stored: StoredTensors, dtype: torch.dtype) -> None:
+    """Give tied parameters apart where the files hold both, with other values, as transformers
+    does when it reads them.
+    """
+    for copy, origin in [*model.all_tied_weights_keys.items()]:
+        if not {copy, origin} <= stored.keys() or same_values(stored[copy], stored[origin], dtype):
+            continue
+        place, _, leaf = copy.rpartition(".")
+        own = Parameter(torch.empty_like(model.get_parameter(copy)))
+        model.get_submodule(place).register_parameter(leaf, own)
+        model.all_tied_weights_keys.pop(copy)
 
 
 @contextmanager

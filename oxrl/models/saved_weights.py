@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oxrl.errors import CheckpointError, DataError
-from oxrl.modelfiles.folder import VALUE_HEAD_FILE
+from oxrl.modelfiles.folder import ADAPTER_FILE, SINGLE, VALUE_HEAD_FILE, weight_files
 from oxrl.models.load import DEFAULTS, read_weights
 from oxrl.models.meta_init import DECODER, kept_buffers
 from oxrl.models.network import ValueModel
-from oxrl.models.stored import GivenTensor, Source, stored_in_folder
-from oxrl.models.weights import ADAPTER_FILE, WeightType, has_adapter, model_name, stored_names
+from oxrl.models.stored import GivenTensor, Source, stored_in_files
+from oxrl.models.weights import WeightType, has_adapter, model_name, stored_names
 
 # Prefix of a ValueModel's other parameters, which are in a file of their own.
 VALUE_HEAD = "value_head."
@@ -52,24 +52,26 @@ def stored_weights(model: Module, directory: Path, expected: Mapping[str, Weight
 
 def _read_parts(model: Module, directory: Path) -> Sources:
     """(name in `model`, where to read it) of everything in the files of `directory`."""
-    files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
+    files = weight_files(directory) or [directory / SINGLE]
+    if has_adapter(model):
+        files = [directory / ADAPTER_FILE]
     if not isinstance(model, ValueModel):
         yield from _read_part(model, directory, files)
         return
     for name, source in _read_part(model.decoder, directory, files):
         yield DECODER + name, source
-    for name, source in _read_part(model.value_head, directory, VALUE_HEAD_FILE):
+    for name, source in _read_part(model.value_head, directory, [directory / VALUE_HEAD_FILE]):
         yield VALUE_HEAD + name, source
 
 
-def _read_part(host: Module, directory: Path, pattern: str) -> Sources:
-    """(name in `host`, where to read it) of everything in the files of `pattern`."""
-    tensors = stored_in_folder(directory, pattern)
-    if not tensors:
-        raise CheckpointError(f"no file {directory / pattern}")
+def _read_part(host: Module, directory: Path, files: Sequence[Path]) -> Sources:
+    """(name in `host`, where to read it) of everything in files."""
+    if not files[0].is_file():
+        raise CheckpointError(f"no file {files[0]}")
+    tensors = stored_in_files(files)
     for name in kept_buffers(host):  # nothing changes them: the model has them already
         tensors.pop(name, None)
-    if pattern == ADAPTER_FILE:
+    if files[0].name == ADAPTER_FILE:
         for key, source in tensors.items():
             yield model_name(key), source
         return

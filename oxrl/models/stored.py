@@ -6,7 +6,7 @@ Read, not mapped: what is read is what the process asked for, and lands where it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, prod
 from pathlib import Path
 from typing import NamedTuple
@@ -131,9 +131,19 @@ def stored_in(path: Path, types: TypesByName = TYPES) -> StoredTensors:
     return found
 
 
-def stored_in_folder(folder: Path, pattern: str, types: TypesByName = TYPES) -> StoredTensors:
-    """Every tensor of `types` in the safetensors files of `pattern`, by name."""
+def stored_in_files(paths: Iterable[Path], types: TypesByName = TYPES) -> StoredTensors:
+    """Every tensor of `types` in safetensors files, by name; of several, that of the last."""
     found: StoredTensors = {}
-    for path in sorted(folder.glob(pattern)):
+    for path in paths:
         found |= stored_in(path, types)
     return found
+
+
+def same_values(one: StoredTensor, other: StoredTensor, dtype: torch.dtype) -> bool:
+    """True if two tensors hold the same numbers once they are read as `dtype`."""
+    if one.shape != other.shape:
+        return False
+    read = torch.empty(2, one.shape.numel(), dtype=dtype)
+    one.fill(read[0])
+    other.fill(read[1])
+    return torch.equal(*read)

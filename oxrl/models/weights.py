@@ -18,8 +18,6 @@ BUCKET_BYTES = 512 * 2**20
 # to send it.
 SENT_BYTES = 64 * 2**20
 SENT_FROM_CPU = 24 * 2**20
-# peft's own file names: whatever reads adapters reads these.
-ADAPTER_FILE = "adapter_model.safetensors"
 # An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
 # `base_model.model.x.lora_A.weight`.
 IN_MODEL = ".default.weight"

@@ -19,7 +19,7 @@ from oxrl.config.conditions import has_reference_model
 from oxrl.config.dry_run import dry_run_config
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.builtin import BUILTIN_DIMS
-from oxrl.modelfiles.dims import model_dims, stored_parameters
+from oxrl.modelfiles.dims import model_dims
 from oxrl.models.load import load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.plan.memory import (
@@ -116,11 +116,14 @@ def test_the_parameter_count_of_a_published_model_is_exact(folder: Path) -> None
 
 
 def test_stored_weights_are_counted_from_their_headers(folder: Path) -> None:
+    config = {**BUILTIN_DIMS["builtin:tiny"], "model_type": "unknown"}
+    (folder / "config.json").write_text(json.dumps(config))
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
     save_file({"a": torch.zeros(3, 5)}, folder / "optimizer_exp_avg-00000.safetensors")
-    assert stored_parameters(folder) == 22
+    dims = model_dims(str(folder))
+    assert dims is not None and dims.parameters == 22
     (folder / "model.safetensors").write_bytes(b"\xff" * 40)
-    assert stored_parameters(folder) is None
+    assert model_dims(str(folder)) is None
 
 
 def test_memory_counts_weights_moments_gradients_reference_and_critic(

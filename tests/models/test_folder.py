@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.modelfiles.dims import model_dims
+from oxrl.modelfiles.folder import model_files
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.models.meta_init import awaited
 from oxrl.models.network import unpadded
 
 WEIGHTS = "model.safetensors"
@@ -168,6 +172,117 @@ def test_weights_in_parts_are_read(whole: Path, tmp_path: Path) -> None:
     expected = load_policy(str(whole)).state_dict()
     for name, tensor in load_policy(str(folder)).state_dict().items():
         assert torch.equal(tensor, expected[name])
+
+
+def tensors_of(folder: Path, *, later: bool) -> dict[str, torch.Tensor]:
+    """The weights of the policy in a folder, as one process reads them, or as ranks do."""
+    model = load_policy(str(folder), LoadOptions(later=later))
+    waiting = awaited(model)
+    assert bool(waiting) == later
+    found = {name: weight.detach() for name, weight in model.named_parameters()}
+    for name, stored in waiting.items():
+        flat = torch.empty(stored.shape.numel())
+        stored.fill(flat)
+        found[name] = flat.view(stored.shape)
+    return found
+
+
+def older_shards(folder: Path) -> None:
+    tensors = {name: tensor + 1 for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    listed = dict.fromkeys(tensors, "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+
+
+def second_file(folder: Path) -> None:
+    index("part.safetensors")(folder)
+    tensors = {name: tensor + 1 for name, tensor in load_file(folder / "part.safetensors").items()}
+    save_file(tensors, folder / "model_old.safetensors")
+
+
+def noise(folder: Path) -> None:
+    (folder / "._model.safetensors").write_bytes(b"\0\5\x16\7 of macOS")
+    (folder / "._tokenizer.model").write_bytes(b"\0\5\x16\7 of macOS")
+    (folder / "adapter_model.safetensors").write_bytes(b"of another model")
+    (folder / "model.safetensors.bak").write_bytes(b"of another day")
+    (folder / "zzz.safetensors").write_bytes(b"no weights")
+
+
+@pytest.mark.parametrize("beside", [older_shards, second_file, noise])
+@pytest.mark.parametrize("later", [False, True])
+def test_weights_are_those_of_the_single_file_or_index_whatever_lies_beside_them(
+    beside: Damage, later: bool, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    before = set(model_files(folder))
+    expected = tensors_of(folder, later=later)
+    dims = model_dims(str(folder))
+    beside(folder)
+    found = tensors_of(folder, later=later)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert model_dims(str(folder)) == dims
+    if beside is noise:
+        assert set(model_files(folder)) == before
+
+
+def test_the_weights_of_a_file_that_config_json_names_are_left_to_transformers_the_file_of_weights(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    tensors = {name: tensor + 1 for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / "chosen.safetensors", metadata={"format": "pt"})
+    edit("transformers_weights", "chosen.safetensors")(folder)
+    for later in (False, True):
+        model = load_policy(str(folder), LoadOptions(later=later))
+        assert torch.equal(model.get_parameter(EMBEDDING), tensors[EMBEDDING])
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_head_in_the_files_is_a_weight_of_its_own_where_it_differs(
+    differs: bool, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    tied = model_dims(str(folder))
+    assert tied is not None and tied.tied
+    tensors = load_file(folder / WEIGHTS)
+    tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
+    tensors["lm_head.weight"][-1, -1] += 1.0 * differs
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for later in (False, True):
+        found = tensors_of(folder, later=later)
+        assert ("lm_head.weight" in found) == differs
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
+        # Whoever reads the configuration alone learns it, and what is written is read so again.
+        model = load_policy(str(folder), LoadOptions(later=later))
+        assert model.config.tie_word_embeddings != differs
+    dims = model_dims(str(folder))
+    head = tied.hidden * tied.vocabulary
+    assert dims == replace(tied, tied=not differs, parameters=tied.parameters + head * differs)
+    save_model(load_policy(str(folder)), tmp_path / "again")
+    again = tensors_of(tmp_path / "again", later=True)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.items())
+    assert ("lm_head.weight" in again) == differs
+
+
+def test_values_that_are_equal_in_the_type_that_is_read_are_tied(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Transformers compares what it has read, in the type of the model."""
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    tensors = load_file(folder / WEIGHTS)
+    tensors[EMBEDDING].fill_(1.0)
+    tensors["lm_head.weight"] = tensors[EMBEDDING] + 1e-6
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for dtype, count in ((torch.float32, 2), (torch.bfloat16, 1)):
+        for later in (False, True):
+            model = load_policy(str(folder), LoadOptions(dtype=dtype, later=later))
+            shape = tensors[EMBEDDING].shape
+            assert [weight.shape for weight in model.parameters()].count(shape) == count
 
 
 def test_a_token_without_an_embedding_is_named_before_it_is_read() -> None:

@@ -63,7 +63,7 @@ def check_model_files(cfg: Config) -> Problems:
         yield at("model.name", unsupported)
     folder = Path(name)
     is_reference = (folder / REFERENCE_FILE).is_file()
-    if folder.is_dir() and (is_reference or any(folder.glob("*.safetensors*"))):
+    if folder.is_dir() and (is_reference or any(folder.glob("[!.]*.safetensors*"))):
         damages = folder_problems(folder)
         if damages:
             yield at("model.name", "; ".join(damages))

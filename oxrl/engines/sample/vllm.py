@@ -34,6 +34,7 @@ from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seats
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.dims import model_dims
 from oxrl.modelfiles.folder import vision_family
 from oxrl.models.fingerprints import joined_reports
 from oxrl.models.image_features import load_image_processor
@@ -177,6 +178,9 @@ class VllmEngine(Sampler):
             settings = {"model": folder, **_settings(options, on_cpu=self._on_cpu)}
             if vision_family(model) is not None:
                 settings |= IMAGE_SETTINGS
+            dims = model_dims(folder)
+            if dims is not None and not dims.tied:  # by its files, of which vLLM reads config.json
+                settings["hf_overrides"] = {"tie_word_embeddings": False}
             self._engine = self._start(settings, options.log_file)
             if self._on_cpu:
                 self._check_heads()
