@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch.nn import Module
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
@@ -155,7 +155,14 @@ def write_description(
         describe_adapter(host, directory)
         return
     disable_progress_bar()
+    said = host.generation_config if host.can_generate() else None
+    if said is not None:
+        # Transformers refuses to write some that it reads; here they are written as they were read.
+        host.generation_config = GenerationConfig()
     host.save_pretrained(directory, state_dict={})
+    if said is not None:
+        host.generation_config = said
+        said.to_json_file(directory / "generation_config.json", keys_to_pop=["compile_config"])
     (directory / SINGLE).unlink(missing_ok=True)  # it holds no tensor
     # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
     host.config.dtype = next(iter(stored.values())).dtype

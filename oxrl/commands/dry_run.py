@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.config.dry_run import dry_run_config
@@ -106,7 +107,7 @@ def _write_shrunk(
             model = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=trust_remote_code, dtype=torch.float32
             )
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
     for code in Path(name).glob("*.py"):
         shutil.copy(code, folder)
@@ -116,6 +117,6 @@ def _write_shrunk(
 def _write_stand_in(folder: Path, *, seed: int) -> PreTrainedModel:
     """Write the built-in model and its tokenizer into `folder`, which is made."""
     model = builtin_policy(STAND_IN, seed=seed)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     load_tokenizer(STAND_IN).save_pretrained(folder)
     return model
