@@ -45,6 +45,7 @@ LAMBDA = 0.95  # 0 trusts the critic's next value, 1 only the reward at the end
 
 torch.set_num_threads(1)
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
+END = tokenizer.eos_token_id
 # In eval mode, and never in train mode: with dropout a model would disagree with its own samples.
 model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 # The critic reads as the policy does, and says a number instead of the next token: at first 0, from
@@ -91,8 +92,7 @@ def sample(prompt: list[int], draw: int) -> list[list[int]]:
         tokens = torch.cat([tokens, chosen], dim=1)
     answers = tokens[:, len(prompt) :].tolist()
     # Rows that had ended went on, which costs time and changes nothing: cut them where they ended.
-    end = tokenizer.eos_token_id
-    return [ids[: ids.index(end) + 1] if end in ids else ids for ids in answers]
+    return [ids[: ids.index(END) + 1] if END in ids else ids for ids in answers]
 
 
 def logprobs_of(tokens: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ for batch in range(BATCHES):
         text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
         prompt = tokenizer.encode(text, add_special_tokens=False)
         for answer in sample(prompt, draw):
-            said = tokenizer.decode(answer, skip_special_tokens=True)
+            said = tokenizer.decode([t for t in answer if t not in (END, tokenizer.pad_token_id)])
             prompts.append(prompt)
             answers.append(answer)
             rewards.append(float(said.strip() == row["answer"]))

@@ -33,9 +33,9 @@ LENGTHS = {
 }
 # Prompts of a batch, fewer than on the page.
 PROMPTS = {"sgrpo": 8, "ppo": 12}
-# In the second step from the file of weights ratios are 0.078 and less, and 0.110 and more, away from
-# 1: none is so near that rounding decides whether it is clipped.
-CLIP = 0.095
+# In the second step from the file of weights ratios that can be clipped are 0.068 and less, and 0.074
+# and more, away from 1: none is so near that rounding decides whether it is clipped.
+CLIP = 0.0715
 PAGES = [*LENGTHS]
 SAMPLING = ["sgrpo", "ppo"]
 CLOSE = 1e-6
@@ -99,8 +99,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def page_samples(page: Page) -> list[tuple[str, list[int]]]:
-    texts = page["tokenizer"].batch_decode(page["samples"], skip_special_tokens=True)
-    return list(zip(texts, page["samples"], strict=True))
+    tokenizer = page["tokenizer"]
+    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    said = [[token for token in ids if token not in ends] for ids in page["samples"]]
+    return list(zip(tokenizer.batch_decode(said), page["samples"], strict=True))
 
 
 def run_samples(directory: Path) -> list[tuple[str, list[int]]]:

@@ -94,7 +94,7 @@ def assemble(
     first = try_on_data(assembly, requests, rewards if pool is None else None)
 
     # Around the reward: where its steps end, episodes, scores while others are sampled.
-    scorer = placed_steps(assembly, rewards)
+    scorer = placed_steps(assembly, rewards, limits)
     sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
     scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
 
@@ -259,13 +259,15 @@ class NoScores:
         raise InvariantError("rollout.from_samples without data.eval has nothing scored")
 
 
-def placed_steps(assembly: Assembly, scorer: GroupScorer | None) -> GroupScorer | None:
+def placed_steps(
+    assembly: Assembly, scorer: GroupScorer | None, limits: Limits
+) -> GroupScorer | None:
     """The scorer, and where in tokens the steps end that it rewards; most rewards have none."""
     if scorer is None or all(is_ours(REWARD, name) for name in assembly.cfg.reward.names):
         return scorer
     from oxrl.rewards.step_rewards import StepScorer  # where there may be some
 
-    return StepScorer(scorer, assembly.tokenizer)
+    return StepScorer(scorer, assembly.tokenizer, limits.stop_token_ids)
 
 
 def answering(

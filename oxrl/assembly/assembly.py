@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config import Config
+from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
@@ -291,6 +292,7 @@ class Assembly:
             from oxrl.models.vision_network import freeze  # most models read text alone
 
             freeze(model, self.cfg.model.freeze)
+        stop_tokens(self.tokenizer, model)  # its checkpoints say them
         return self._adapted(model)
 
     def critic_to_train(self) -> ValueModel:
@@ -506,10 +508,19 @@ def longest_prompt(cfg: Config) -> int | None:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> TokenIds:
-    """The tokenizer's end token and whatever else the model's generation config ends on."""
-    listed = getattr(model.generation_config, "eos_token_id", None)
-    extra = listed if isinstance(listed, list) else [] if listed is None else [listed]
-    return tuple(sorted({int(tokenizer.eos_token_id), *(int(token) for token in extra)}))  # pyright: ignore
+    """The tokens that end a reply, which the model's generation config lists from now on.
+
+    They are the tokenizer's end token, what the chat template puts behind a reply, and whatever
+    else the generation config ends on. Whoever reads what is written of the model ends there too.
+    """
+    said = model.generation_config
+    listed = getattr(said, "eos_token_id", None)
+    ends = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
+    found = ends.union(ChatEncoder(tokenizer).ends if tokenizer.chat_template else ())
+    found.add(int(tokenizer.eos_token_id))  # pyright: ignore
+    if said and found != ends:
+        said.eos_token_id = sorted(found)
+    return tuple(sorted(found))
 
 
 def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None) -> None:

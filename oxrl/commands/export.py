@@ -11,8 +11,9 @@ from typing import cast
 
 from safetensors import SafetensorError
 from torch import nn
+from transformers import PreTrainedModel
 
-from oxrl.assembly.assembly import DTYPES
+from oxrl.assembly.assembly import DTYPES, stop_tokens
 from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.targets import find_target
 from oxrl.errors import CheckpointWriteError, DataError
@@ -56,9 +57,12 @@ def run_export(
 
     def write(directory: Path) -> None:
         load = load_critic if is_reward_model(found) else load_policy
-        model = cast(nn.Module, load(found))
-        save_model(model.to(DTYPES[dtype]), directory)
-        load_tokenizer(found).save_pretrained(directory)
+        model = cast(nn.Module, load(found)).to(DTYPES[dtype])
+        tokenizer = load_tokenizer(found)
+        if isinstance(model, PreTrainedModel):
+            stop_tokens(tokenizer, model)
+        save_model(model, directory)
+        tokenizer.save_pretrained(directory)
         if vision_family(found) is not None and has_image_processor(found):
             from oxrl.models.image_features import load_image_processor  # of models that see
 

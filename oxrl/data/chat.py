@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -18,12 +19,14 @@ from oxrl.data.messages import (
 )
 from oxrl.errors import DataError
 from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, suggestion
-from oxrl.types import Texts
+from oxrl.types import Texts, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Stands for what the assistant wrote while something is rendered: text that no template touches.
+MARK = "OxrlMarkOfATurn"
 # Without any of these a template only walks over the messages that it is given.
 CAN_REPEAT = re.compile(r"range|macro|recursive|\*|center|indent|lipsum|\d{5,}")
 # What rendering a template raises, which is a program, of messages and tools that are anything.
@@ -76,12 +79,26 @@ class ChatEncoder:
         added = tokenizer.added_tokens_decoder.values()
         special = {token.content for token in added if token.special}
         special.update(tokenizer.all_special_tokens)
-        # The unknown token stands for ordinary text.
-        control = sorted(special - {str(tokenizer.unk_token)})
+        # The unknown token stands for ordinary text, unless it is what ends a text too.
+        control = sorted(special - ({str(tokenizer.unk_token)} - {self.stop_text}))
         self.special_ids = frozenset(map(int, tokenizer.convert_tokens_to_ids(control)))  # pyright: ignore
         # One special token may be the start of another.
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The tokens that end a reply: the tokenizer's end token, and the one that the template
+        puts behind what the assistant writes, which may be another.
+        """
+        talk = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
+        try:
+            behind = self.render(talk, generation_prompt=False).rpartition(MARK)[2]
+        except TemplateError:
+            behind = ""
+        known = {*self.special_ids, *self._tokenizer.added_tokens_decoder}
+        marks = [token for token in self.encode(behind, {}) if token in known]
+        return sorted({int(self._tokenizer.eos_token_id), *marks[:1]})  # pyright: ignore
 
     def hide(self, messages: MessageSequence) -> tuple[MessageList, Texts]:
         """Put placeholders where messages hold the text of a special token.
@@ -187,6 +204,22 @@ class ChatEncoder:
     def other_template(self) -> str:
         """Suggest a `model.chat_template`, in words, where this template cannot be used."""
         return suggestion(self._tokenizer)
+
+
+def reply_text(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: TokenIds
+) -> str:
+    """The text of a reply: all that was sampled, but for padding and what ends it.
+
+    Other special tokens may mean something, as `<tool_call>` does, and stay.
+
+    Args:
+        tokenizer: of the policy.
+        token_ids: that it sampled.
+        stop_token_ids: tokens that end a reply.
+    """
+    ends = {tokenizer.pad_token_id, tokenizer.eos_token_id, *stop_token_ids}  # pyright: ignore
+    return str(tokenizer.decode([token for token in token_ids if token not in ends]))
 
 
 def require_content(messages: MessageSequence, text: str) -> None:

@@ -189,8 +189,9 @@ def _check_whole(reply: Message, written: str, encoder: ChatEncoder) -> None:
 
 def _length_to_stop(reply: Sequence[int], text: str, encoder: ChatEncoder) -> int:
     """Count the tokens of a rendered reply up to and with its last special token."""
+    ends = encoder.special_ids.union(encoder.ends)
     for length in range(len(reply), 0, -1):
-        if reply[length - 1] in encoder.special_ids:
+        if reply[length - 1] in ends:
             return length
     tail = text[-120:]
     raise TemplateError(

@@ -10,12 +10,10 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from oxrl.data.chat import ChatEncoder, TemplateError
+from oxrl.data.chat import MARK, ChatEncoder, TemplateError
 from oxrl.data.messages import MessageList, MessageSequence, Tools, message_texts
 from oxrl.types import TokenIds
 
-# Stands for what the assistant wrote while a suffix is rendered: text that no template touches.
-MARK = "OxrlMarkOfATurn"
 # What a policy may write, for the check at the start of a run.
 TRIED = (
     ("plain text", "The answer is 4."),

@@ -230,7 +230,7 @@ def _leads_back(folder: Path) -> bool:
 
 
 def _weight_problems(folder: Path, single: str) -> Iterator[str]:
-    """What is wrong with weights; `single`: the name of their file, where they are in one."""
+    """List the faults of weights; `single`: the name of their file, where they are in one."""
     index = folder / INDEX
     if (folder / single).is_file():
         _, wrong = _tensors(folder / single)

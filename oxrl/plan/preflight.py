@@ -238,10 +238,16 @@ def check_device(cfg: Config, prepared: Prepared) -> str:
 def check_tokenizer(cfg: Config, prepared: Prepared) -> str:
     """Check that the tokenizer can be loaded and has a chat template."""
     tokenizer = Assembly(_as_it_is_here(cfg)).tokenizer
-    ChatEncoder(tokenizer)
+    encoder = ChatEncoder(tokenizer)
     prepared.tokenizer = tokenizer
     template = cfg.model.chat_template or "its own chat template"
-    return f"{len(tokenizer):,} tokens, {template}"
+    ends = encoder.ends
+    named = tokenizer.convert_ids_to_tokens
+    text = f"{len(tokenizer):,} tokens, {template}, a reply ends with {' or '.join(named(ends))}"
+    inside = sorted(encoder.special_ids.difference(ends, [tokenizer.pad_token_id]))
+    if inside and cfg.recipe in SAMPLING:
+        text += f"; special tokens inside one are read by rewards: {', '.join(named(inside[-3:]))}"
+    return text
 
 
 def check_data(cfg: Config, prepared: Prepared) -> str:

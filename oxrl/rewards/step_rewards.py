@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from oxrl.data.chat import reply_text
 from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, Score, Scores
+from oxrl.types import Completion, Group, Score, Scores, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,11 +27,15 @@ class StepScorer:
     Args:
         scorer: gives the scores.
         tokenizer: of the policy.
+        stop_token_ids: tokens that end a response.
     """
 
-    def __init__(self, scorer: GroupScorer, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, scorer: GroupScorer, tokenizer: PreTrainedTokenizerBase, stop_token_ids: TokenIds
+    ) -> None:
         self._scorer = scorer
         self._tokenizer = tokenizer
+        self._stops = stop_token_ids
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. A response whose tokens do not say its text is "invalid"."""
@@ -69,7 +74,7 @@ class StepScorer:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """As samplers decode what they sampled."""
-        return cast(str, self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return reply_text(self._tokenizer, token_ids, self._stops)
 
 
 def last_turn(completion: Completion) -> tuple[int, list[int]]:

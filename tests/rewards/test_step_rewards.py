@@ -46,7 +46,7 @@ class Given:
 
 
 def placed(completion: Completion, score: Score) -> Score:
-    ((found,),) = StepScorer(Given(score), TOKENIZER).score([(PROMPT, [completion])])
+    ((found,),) = StepScorer(Given(score), TOKENIZER, (END,)).score([(PROMPT, [completion])])
     return found
 
 

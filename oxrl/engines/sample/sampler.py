@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oxrl.data.chat import reply_text
 from oxrl.engines.sample import (
     Finished,
     Responses,
@@ -241,8 +242,8 @@ class Sampler(ABC):
         segment = Segment(
             token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions
         )
-        text = self.tokenizer.decode(list(sampled.token_ids), skip_special_tokens=True)
-        completion = Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
+        text = reply_text(self.tokenizer, sampled.token_ids, request.sampling.stop_token_ids)
+        completion = Completion(segments=(segment,), text=text, finish_reason=reason)
         return Finished(request, completion)
 
 
