@@ -25,12 +25,12 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 316_900
+MOST_NODES = 317_000
 MOST_NODES_BESIDE = 66_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
     ".": 6_600,
-    "assembly": 15_400,
+    "assembly": 15_450,
     "checkpoint": 9_850,
     "cli": 4_800,
     "commands": 12_450,
@@ -40,8 +40,8 @@ MOST_NODES_IN = {
     "environments": 5_550,
     "functional": 25_900,
     "modelfiles": 6_150,
-    "models": 18_800,
-    "plan": 9_100,
+    "models": 18_700,
+    "plan": 9_150,
     "recipes": 22_150,
     "report": 3_700,
     "rewards": 13_700,
@@ -52,7 +52,7 @@ MOST_NODES_IN = {
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (141, 140_300), "usual": (163, 159_600)}
+MOST_READ = {"default": (141, 140_250), "usual": (163, 159_600)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

@@ -293,12 +293,12 @@ class Assembly:
 
             freeze(model, self.cfg.model.freeze)
         stop_tokens(self.tokenizer, model)  # its checkpoints say them
-        return self._adapted(model)
+        return self.adapted(model)
 
     def critic_to_train(self) -> ValueModel:
         """A value model on the policy's backbone, with the adapter that `lora` asks for."""
         critic: Any = self.model(load_critic, later=self.cuts_weights(), trained=True)
-        self._adapted(critic.decoder)
+        self.adapted(critic.decoder)
         return critic
 
     def copy_of_policy(self) -> PreTrainedModel:
@@ -318,7 +318,8 @@ class Assembly:
             stage = getattr(self.cfg, section).zero_stage
         return stage == 3
 
-    def _adapted(self, model: PreTrainedModel) -> PreTrainedModel:
+    def adapted(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The same model, with the adapter that `lora` asks for put on it."""
         if self.cfg.lora.rank:
             from oxrl.models.lora import AdapterOptions, add_adapter  # most train all weights
 

@@ -12,7 +12,8 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from oxrl.assembly import micro_batch_rules
 from oxrl.assembly.assembly import DTYPES, Assembly
@@ -183,6 +184,20 @@ def decide_sharing(cfg: Config) -> Choice:
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
     return Choice(True, f"a small model of its kind learns the same from it, to {difference:.0e}")
+
+
+def try_adapter(cfg: Config) -> None:
+    """Put the adapter of a run on a model of text without weights.
+
+    Raises:
+        ConfigError: the model has no layers for it.
+        DataError: the model's configuration cannot be read.
+    """
+    asked = cfg.model
+    config = _model_config(asked.name, asked.revision, asked.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=asked.trust_remote_code)
+    Assembly(cfg).adapted(model)
 
 
 @functools.cache

@@ -133,11 +133,11 @@ class TensorKind(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-    def read(self) -> Any:
-        """The tensor itself, as PyTorch's."""
+    def read(self, dtype: Any = None) -> Any:
+        """The tensor itself, as PyTorch's, of `dtype`."""
         from safetensors import safe_open  # rewards and programs are judged without it
 
-        return safe_open(self.file, "pt").get_tensor(self.name)
+        return safe_open(self.file, "pt").get_tensor(self.name).to(dtype=dtype)
 
 
 def stored_kinds(folder: Path) -> list[TensorKind]:
@@ -155,13 +155,14 @@ def _kinds(file: Path) -> Iterator[TensorKind]:
             yield TensorKind(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
 
 
-def has_own_head(kinds: Sequence[TensorKind]) -> bool | None:
+def has_own_head(kinds: Sequence[TensorKind], dtype: Any = None) -> bool | None:
     """Tell if the output head in a model's files is no copy of its embeddings.
 
     Transformers ties no model whose files hold both with other values.
 
     Args:
         kinds: of all that the files hold.
+        dtype: of PyTorch, that values are compared in; None: as they are stored.
 
     Returns:
         None: they hold no head.
@@ -169,7 +170,7 @@ def has_own_head(kinds: Sequence[TensorKind]) -> bool | None:
     for head in kinds:
         if head.name.endswith(HEADS):
             others = [kind for kind in kinds if kind != head and kind[2:] == head[2:]]
-            return not any(head.read().equal(kind.read()) for kind in others)
+            return not any(head.read(dtype).equal(kind.read(dtype)) for kind in others)
     return None
 
 

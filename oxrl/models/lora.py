@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedModel
 
-from oxrl.errors import EngineError, MissingExtraError
+from oxrl.errors import ConfigError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
 from oxrl.modelfiles.folder import family_of
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
@@ -78,7 +78,7 @@ def add_adapter(
         revision: of the base, where that is on the hub; kept beside it.
 
     Raises:
-        EngineError: no linear layer has one of the names.
+        ConfigError: no linear layer has one of the names, or peft has no adapter for a layer.
         MissingExtraError: peft is not installed.
     """
     head = model.get_output_embeddings()
@@ -87,10 +87,11 @@ def add_adapter(
     if options.targets != ALL_LINEAR:
         wanted = {name.strip() for name in options.targets.split(",")}
     unknown = sorted(wanted - present)
-    if unknown:
-        raise EngineError(
-            f"lora.targets: {type(model).__name__} has no linear layer {unknown[0]!r}; "
-            f"it has {sorted(present)}"
+    if unknown or not present:
+        raise ConfigError(
+            f"lora.targets: {type(model).__name__} has no linear layer for "
+            f"{(unknown or [options.targets])[0]!r}, and adapters go on no other kind; it has "
+            f"{sorted(present) or 'none beside its output head: set lora.rank to 0'}"
         )
     config = _peft().LoraConfig(
         r=options.rank,
@@ -107,7 +108,10 @@ def add_adapter(
         cast(Any, model).is_loaded_in_4bit = True
     with torch.random.fork_rng(devices=[]), _standing_in(model):
         torch.manual_seed(seed)
-        _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
+        try:
+            _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
+        except ValueError as error:  # a layer that is no linear one has the name of one that is
+            raise ConfigError(f"lora.targets: {error}; name others of {sorted(present)}") from error
     if options.dora:
         _measure_rows(model)
     model.eval()

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
-from oxrl.modelfiles.folder import weight_files
+from oxrl.modelfiles.folder import HEADS, has_own_head, stored_kinds, weight_files
 from oxrl.modelfiles.hub_status import hub_or_cache
-from oxrl.models.stored import StoredTensor, StoredTensors, same_values, stored_in_files
+from oxrl.models.stored import StoredTensor, StoredTensors, stored_in_files
 from oxrl.models.weights import plain_name
 from oxrl.types import Tensors
 
@@ -117,16 +117,19 @@ def build_without_weights(
     config = AutoConfig.from_pretrained(folder)
     if any(getattr(config, key, None) for key in OTHERWISE_STORED):
         return None
+    tied = getattr(config, "tie_word_embeddings", False)
+    if tied and has_own_head(stored_kinds(folder), dtype):
+        config.tie_word_embeddings = False
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
     with parameters_on_meta():
         model: PreTrainedModel = model_class.from_config(config, dtype=dtype, **chosen)
     stored = stored_in_files(weight_files(folder))
-    _untie(model, stored, dtype)
+    copies = stored.keys() & model.all_tied_weights_keys
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     for parameter, shape in expected.items():
         if parameter not in stored or stored[parameter].shape != shape:
             return None
-    if kept_buffers(model):
+    if kept_buffers(model) or not all(name.endswith(HEADS) for name in copies):
         return None
     model.config.name_or_path = name
     # As after reading: the files have the names of the parameters, and are written with them.
@@ -137,19 +140,6 @@ def build_without_weights(
     setattr(model, ATTRIBUTE, Later(kept, device))
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # pyright: ignore[reportPrivateUsage]
     return model
-
-
-def _untie(model: PreTrainedModel, stored: StoredTensors, dtype: torch.dtype) -> None:
-    """Give tied parameters apart where the files hold both, with other values, as transformers
-    does when it reads them.
-    """
-    for copy, origin in [*model.all_tied_weights_keys.items()]:
-        if not {copy, origin} <= stored.keys() or same_values(stored[copy], stored[origin], dtype):
-            continue
-        place, _, leaf = copy.rpartition(".")
-        own = Parameter(torch.empty_like(model.get_parameter(copy)))
-        model.get_submodule(place).register_parameter(leaf, own)
-        model.all_tied_weights_keys.pop(copy)
 
 
 @contextmanager

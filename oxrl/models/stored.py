@@ -137,13 +137,3 @@ def stored_in_files(paths: Iterable[Path], types: TypesByName = TYPES) -> Stored
     for path in paths:
         found |= stored_in(path, types)
     return found
-
-
-def same_values(one: StoredTensor, other: StoredTensor, dtype: torch.dtype) -> bool:
-    """True if two tensors hold the same numbers once they are read as `dtype`."""
-    if one.shape != other.shape:
-        return False
-    read = torch.empty(2, one.shape.numel(), dtype=dtype)
-    one.fill(read[0])
-    other.fill(read[1])
-    return torch.equal(*read)

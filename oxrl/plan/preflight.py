@@ -21,7 +21,12 @@ from rich.filesize import decimal
 from oxrl.assembly.assembly import Assembly, longest_prompt
 from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
 from oxrl.assembly.reward_pools import build_rewards
-from oxrl.assembly.settle import decide_sharing, describe_sharing, without_idle_actors
+from oxrl.assembly.settle import (
+    decide_sharing,
+    describe_sharing,
+    try_adapter,
+    without_idle_actors,
+)
 from oxrl.config import Config
 from oxrl.config.conditions import sharing_is_read
 from oxrl.config.field import SAMPLING
@@ -49,6 +54,7 @@ from oxrl.modelfiles.folder import (
     check_model_folder,
     has_image_processor,
     refuse_missing_folder,
+    vision_family,
 )
 from oxrl.modelfiles.hub import locate
 from oxrl.models.load import named_in_errors
@@ -212,6 +218,13 @@ def _as_it_is_here(cfg: Config) -> Config:
         return cfg
     own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
     return cfg.model_copy(update={"model": own})
+
+
+def check_adapter(cfg: Config, prepared: Prepared) -> str:
+    """Check that the model has the layers that an adapter goes on; those that see have them."""
+    if cfg.lora.rank and vision_family(cfg.model.name) is None:
+        try_adapter(_as_it_is_here(cfg))
+    return ""
 
 
 def check_device(cfg: Config, prepared: Prepared) -> str:
@@ -528,6 +541,7 @@ def check_disk(cfg: Config, prepared: Prepared) -> str:
 # In this order: later ones use what earlier ones found.
 CHECKS: Mapping[str, Check] = {
     "model": check_model,
+    "adapter": check_adapter,
     "device": check_device,
     "prompts": check_prompts_read,
     "tokenizer": check_tokenizer,

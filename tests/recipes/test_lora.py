@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import warnings
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from rewards_here import CODES
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from oxrl.assembly.assemble import assemble
 from oxrl.assembly.assembly import Assembly
@@ -30,10 +31,11 @@ from oxrl.config import Config, dump_config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.trainer import AdapterOff
-from oxrl.errors import ConfigError, EngineError
+from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import adapter_off
+from oxrl.plan.preflight import Prepared, examine
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rollouts.sync import SyncRollouts
 from oxrl.rollouts.whole_samples import read_step
@@ -164,9 +166,42 @@ def test_only_the_adapter_is_trained_and_it_starts_as_nothing(base: Path) -> Non
         len([name for name, parameter in some.named_parameters() if parameter.requires_grad])
         == 2 * 2 * 2
     )
-    with pytest.raises(EngineError, match="no linear layer 'qproj'"):
+    with pytest.raises(ConfigError, match=r"no linear layer for 'qproj'.* \['down_proj'"):
         wrong = AdapterOptions(rank=2, alpha=1.0, targets="qproj")
         add_adapter(load_policy(str(base)), wrong, base=str(base), seed=0)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "c_attn"])
+def test_a_model_without_linear_layers_is_refused_in_words_by_plan_too(
+    targets: str, tmp_path: Path
+) -> None:
+    """The layers of GPT-2 are of another class."""
+    settings = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=261, eos_token_id=1)
+    GPT2LMHeadModel(settings).save_pretrained(tmp_path / "base")
+    load_tokenizer("builtin:tiny").save_pretrained(tmp_path / "base")
+    cfg = config(tmp_path / "base", "run", "sft", (f"lora.targets={targets}",))
+    said = f"GPT2LMHeadModel has no linear layer for '{targets}'.*none beside its output head"
+    found = examine(cfg, Prepared(), "adapter")
+    assert found.state == "wrong" and re.search(said, found.text)
+    with pytest.raises(ConfigError, match=said):
+        run(cfg)
+    with pytest.raises(ConfigError, match=said):
+        Assembly(cfg).policy_to_train()
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_plan_puts_the_adapter_on_a_model_without_weights(dora: bool, base: Path) -> None:
+    cfg = config(base, "run", "sft", lora={"rank": 4, "dora": dora})
+    assert examine(cfg, Prepared(), "adapter").state == "ok"
+    cfg = config(base, "run", "sft", ("lora.targets=qproj",))
+    assert "['down_proj', 'gate_proj'" in examine(cfg, Prepared(), "adapter").text
+
+
+def test_another_kind_of_layer_with_the_name_of_a_linear_one_is_refused_in_words() -> None:
+    model = load_policy("builtin:tiny")
+    model.get_submodule("model.layers.0").add_module("q_proj", torch.nn.LayerNorm(64))
+    with pytest.raises(ConfigError, match=r"LayerNorm.* is not supported.* name others of"):
+        add_adapter(model, AdapterOptions(rank=2, alpha=1.0), base="builtin:tiny", seed=0)
 
 
 def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_on(
