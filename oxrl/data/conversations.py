@@ -20,7 +20,6 @@ from oxrl.data.messages import (
     read_tools,
     reasoning_of,
 )
-from oxrl.data.prompts import EXPECTED as EXPECTED_PROMPT
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import OTHERS, Record, content_uid
 from oxrl.types import Example, Prompt
@@ -74,22 +73,15 @@ class AnsweredPrompts(PromptDataset):
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
         """Encode the prompt of a row to imitate: what stands before its last reply."""
-        fields = dict(record.fields)
-        if "messages" in fields:
-            name = "messages"
-            messages = read_messages(record, fields.pop(name), what=name)
-        else:
-            name = "completion"
-            messages = read_messages(record, fields.get("prompt"), what="prompt")
-            given = fields.get(name)
-            messages += read_messages(record, given, what=name, role="assistant")
+        messages = _messages(record)
         turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-        if not turns:
-            record.fail(f"no reply of the assistant in {name}", EXPECTED_PROMPT)
         asked = messages[: turns[-1]]
+        fields = dict(record.fields)
+        fields.pop("messages", None)
         if fields.get("answer") is None:
             fields["answer"] = messages[turns[-1]]["content"]
-        if not isinstance(fields.get("prompt"), str):
+        text = fields.get("prompt")
+        if not isinstance(text, str) or asked != ({"role": "user", "content": text},):
             fields["prompt"] = [dict(message) for message in asked]
         return super().encode(replace(record, fields=fields), encoder, options)
 
@@ -111,6 +103,38 @@ def has_blank_reply(messages: MessageSequence) -> bool:
     """
     replies = replies_in(messages)
     return not all(reply["content"].strip() or reply.get("tool_calls") for reply in replies)
+
+
+def split_prompt(record: Record, reply: Messages, expected: str) -> tuple[Messages, Messages]:
+    """Tell what a reply answers from the reply itself, which often repeats some of it, or all.
+
+    A reply that begins with the assistant's words goes on from the row's prompt. Any other one is a
+    whole conversation, in which the prompt, or the end of it, is found: what stands up to there is
+    answered.
+
+    Args:
+        record: the row, with a prompt.
+        reply: messages to learn from or to judge.
+        expected: what a row looks like, for the error.
+
+    Returns:
+        The messages that are answered, and those that answer them.
+
+    Raises:
+        DataError: the two cannot be told apart; names the row.
+    """
+    prompt = read_messages(record, record.fields["prompt"], what="prompt")
+    size = len(prompt)
+    nearest = sorted(range(1, len(reply)), key=lambda end: abs(end - size))
+    ends = [end for end in nearest if reply[max(0, end - size) : end] == prompt[-end:]]
+    goes_on = not reply or reply[0]["role"] in CONTINUES
+    if ends and not goes_on:
+        end = ends[0]
+        return (prompt if end <= size else reply[:end]), reply[end:]
+    if ends or not (goes_on or {message["role"] for message in prompt} == {"system"}):
+        problem = "the prompt does not stand at the beginning of the conversation beside it"
+        record.fail(problem, expected)
+    return prompt, reply
 
 
 def encode_conversation(
@@ -168,6 +192,8 @@ def encode_conversation(
     )
 
 
+# Who speaks first in a reply that goes on from a prompt.
+CONTINUES = ("assistant", "tool")
 # What stands behind what, in the words of an error.
 EARLIER = ("the conversation before a reply", "the same conversation one turn later")
 REPLY = ("the prompt for a reply", "the same conversation with the reply")
@@ -215,16 +241,26 @@ def _continuation(encoder: ChatEncoder, prefix: str, text: str, names: tuple[str
     )
 
 
-def _messages(record: Record) -> Messages:
+def _answered(record: Record) -> Messages:
+    """Return the conversation of a row with a prompt and a completion."""
     fields = record.fields
-    if "messages" in fields:
-        messages = read_messages(record, fields["messages"], what="messages")
-    elif "prompt" in fields and isinstance(fields.get("completion"), str | list | dict):
-        messages = read_messages(record, fields["prompt"], what="prompt")
-        completion = fields["completion"]
-        messages += read_messages(record, completion, what="completion", role="assistant")
-    else:
+    completion = fields.get("completion")
+    if "prompt" not in fields or not isinstance(completion, str | list | dict):
         record.fail("neither 'messages' nor 'prompt' with a 'completion'", EXPECTED)
+    reply = read_messages(record, completion, what="completion", role="assistant")
+    prompt, rest = split_prompt(record, reply, EXPECTED)
+    return prompt + rest
+
+
+def _messages(record: Record) -> Messages:
+    if "messages" not in record.fields:
+        messages = _answered(record)
+    else:
+        messages = read_messages(record, record.fields["messages"], what="messages")
+        roles = [message["role"] for message in messages]
+        if "user" not in roles and record.fields.get("prompt") is not None:
+            prompt, rest = split_prompt(record, messages, EXPECTED)
+            messages = prompt + rest
     if not replies_in(messages):
         record.fail("no assistant message: nothing to learn", EXPECTED)
     return messages

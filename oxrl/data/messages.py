@@ -35,6 +35,8 @@ TEXTS = ("name", "tool_call_id", *REASONING)
 DETAILS = f"beside them {', '.join((*TEXTS, 'tool_calls'))}"
 TEXT_PART = '{"type": "text", "text": ...}'
 TEXT_ALONE = "text alone: drop the row or the column"
+# Larger floats are not sure to be the whole numbers that they were.
+MOST_WHOLE = 2**53
 EXPECTED_CALLS = '[{"function": {"name": text, "arguments": {...}}}]'
 EXPECTED_TOOLS = '[{"type": "function", "function": {"name": text, "parameters": {...}}}]'
 
@@ -83,7 +85,7 @@ def read_tools(record: Record) -> Tools:
     Raises:
         DataError: it is neither; names the row.
     """
-    value = record.fields.get("tools")
+    value = _as_any_table(record.fields.get("tools"))
     if isinstance(value, str) and value.strip():
         value = _parsed(record, value, "tools", EXPECTED_TOOLS)
     if not value:
@@ -92,8 +94,7 @@ def read_tools(record: Record) -> Tools:
         record.fail(f"tools is {type(value).__name__}", EXPECTED_TOOLS)
     tools: list[Fields] = []
     for tool in value:
-        kept = _without_absent(tool, record)
-        tools.append(kept if "function" in kept else {"type": "function", "function": kept})
+        tools.append(tool if "function" in tool else {"type": "function", "function": tool})
     return tuple(tools)
 
 
@@ -269,7 +270,7 @@ def _calls(record: Record, calls: Json, name: str) -> list[JsonObject]:
         inner = call.get("function") or call if isinstance(call, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             record.fail(f"tool_calls of {name} hold {str(call)[:120]}", EXPECTED_CALLS)
-        arguments = inner.get("arguments")
+        arguments = _as_any_table(inner.get("arguments"))
         if isinstance(arguments, str):
             arguments = _parsed(record, arguments or "{}", f"arguments of {name}", EXPECTED_CALLS)
         if arguments is None:
@@ -277,7 +278,7 @@ def _calls(record: Record, calls: Json, name: str) -> list[JsonObject]:
         if not isinstance(arguments, dict):
             kind = type(arguments).__name__
             record.fail(f"arguments of {name} are {kind}, not an object", EXPECTED_CALLS)
-        function = {"name": inner["name"], "arguments": _without_absent(arguments, record)}
+        function = {"name": inner["name"], "arguments": arguments}
         kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         found.append({**kept, "type": "function", "function": function})
     return found
@@ -293,15 +294,18 @@ def _parsed(record: Record, text: Json, what: str, expected: str) -> Json:
         record.fail(f"{what} is no JSON: {error}", expected)
 
 
-def _without_absent(value: Json, record: Record) -> Json:
-    """Return a value of a Parquet file without the keys that only other rows of its column have."""
-    if record.start >= 0:
-        return value
+def _as_any_table(value: Json) -> Json:
+    """Return a value as it is whether or not its row went through a table, which cannot be told.
+
+    Tables fill keys that only other rows have with null, and then hold whole numbers as floats. So
+    null is left out, and a number without a fraction is whole. JSON text says what it says.
+    """
     if isinstance(value, dict):
-        present = {key: item for key, item in value.items() if item is not None}
-        return {key: _without_absent(item, record) for key, item in present.items()}
+        return {key: _as_any_table(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_absent(item, record) for item in value]
+        return [_as_any_table(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < MOST_WHOLE:
+        return int(value)
     return value
 
 

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from oxrl.data.batching import to_inputs
 from oxrl.data.chat import ChatEncoder
-from oxrl.data.conversations import encode_conversation, has_blank_reply, replies_in
+from oxrl.data.conversations import (
+    encode_conversation,
+    has_blank_reply,
+    replies_in,
+    split_prompt,
+)
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions, Units
 from oxrl.data.messages import Messages, read_messages, read_tools
 from oxrl.data.rows import OTHERS, Record
@@ -262,10 +267,11 @@ def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages,
     fields = record.fields
     replies = [read_messages(record, fields[name], what=name, role="assistant") for name in names]
     if "prompt" in fields:
-        prompt = read_messages(record, fields["prompt"], what="prompt")
-        # Many published sets repeat the prompt in front of both replies.
-        given = len(prompt)
-        replies = [reply[given:] if reply[:given] == prompt else reply for reply in replies]
+        split = [split_prompt(record, reply, EXPECTED) for reply in replies]
+        prompt = split[0][0]
+        replies = [answer for _, answer in split]
+        if any(asked != prompt for asked, _ in split):
+            record.fail("what stands before the prompt is not the same in both replies", EXPECTED)
     else:
         given = _shared_messages(*replies)
         prompt = replies[0][:given]

@@ -51,7 +51,10 @@ class StepDataset(Dataset[Steps]):
             record.fail(problem, EXPECTED)
         prompt = read_messages(record, record.fields.get("prompt"), what="prompt")
         role = "assistant"
-        replies = [read_messages(record, text, what="completions", role=role)[0] for text in texts]
+        given = [read_messages(record, text, what="completions", role=role) for text in texts]
+        if any(len(step) != 1 or step[0]["role"] != role for step in given):
+            record.fail("a step that is not one text of the assistant", EXPECTED)
+        replies = [step[0] for step in given]
         steps = [reply["content"] for reply in replies]
         if not steps or not all(map(str.strip, steps)):
             raise Dropped("empty")

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oxrl.data.conversations import ConversationDataset
+from oxrl.data.conversations import AnsweredPrompts, ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
@@ -70,6 +70,46 @@ def test_a_prompt_and_completion_row_equals_the_sampled_layout(
     (prompt,) = PromptDataset.load(path, tokenizer).in_order()
     assert example.token_ids == (*prompt.token_ids, *tokenizer.encode("2"), END)
     assert example.trained == (False,) * len(prompt.token_ids) + (True, True)
+
+
+BRIEF = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
+ANSWER = [{"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1+1", "completion": BRIEF + ANSWER},
+        {"prompt": BRIEF[1:], "completion": BRIEF + ANSWER},
+        {"prompt": BRIEF, "completion": BRIEF + ANSWER},
+        {"prompt": "1+1", "messages": BRIEF + ANSWER},
+        {"prompt": BRIEF, "messages": ANSWER},
+    ],
+)
+def test_a_prompt_beside_a_whole_conversation_is_read_once(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast, row: dict[str, object]
+) -> None:
+    whole = write_rows({"messages": BRIEF + ANSWER})
+    (right,) = ConversationDataset.load(whole, tokenizer).in_order()
+    path = write_rows(row, name="repeated.jsonl")
+    (found,) = ConversationDataset.load(path, tokenizer).in_order()
+    assert (found.token_ids, found.trained) == (right.token_ids, right.trained)
+    (asked,) = AnsweredPrompts.load(path, tokenizer).in_order()
+    assert asked.messages == tuple(BRIEF)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2+2", "completion": BRIEF + ANSWER},
+        {"prompt": "1+1", "messages": BRIEF[:1] + ANSWER},
+    ],
+)
+def test_a_prompt_that_is_not_in_the_conversation_beside_it_is_refused(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast, row: dict[str, object]
+) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the prompt does not stand at"):
+        ConversationDataset.load(write_rows(row), tokenizer)
 
 
 def test_what_the_template_writes_after_the_stop_token_is_not_learned(

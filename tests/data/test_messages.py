@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from oxrl.data.conversations import ConversationDataset
+from oxrl.data.memory import lines_of
 from oxrl.data.messages import read_messages, read_tools
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record, read_rows
@@ -162,3 +164,53 @@ def test_keys_that_only_other_rows_of_a_table_have_are_not_there(tmp_path: Path)
     assert record.fields["messages"][1]["content"] is None
     found = read_messages(record, record.fields["messages"], what="messages")
     assert found[1]["tool_calls"][0]["function"] == ADD
+
+
+def test_calls_are_learned_alike_by_every_way_in(tmp_path: Path, write_rows: WriteRows) -> None:
+    tokenizer = tokenizer_with_tools()
+    schema = {"name": "f", "parameters": {"type": "object", "required": ["a"]}}
+    arguments = [
+        {"a": 1, "where": {"x": [1, 2], "unit": None}, "exact": 2.0, "half": 0.5},
+        {"name": "c", "each": [{"u": 1}, {"v": "w"}], "empty": None},
+    ]
+    rows = [
+        {
+            "messages": [QUESTION, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [{**schema, "strict": extra}],
+        }
+        for extra, call in zip(
+            (None, True), ({"name": "f", "arguments": each} for each in arguments), strict=True
+        )
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    parquet = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, parquet)
+    given = {
+        "list": rows,
+        "filled list": table.to_pylist(),
+        "frame": pandas.DataFrame(rows),
+        "filled frame": pandas.read_parquet(parquet),
+        "frame of Arrow": pandas.read_parquet(parquet, dtype_backend="pyarrow"),
+    }
+    paths = {"jsonl": write_rows(*rows), "parquet": parquet}
+    for name, each in given.items():
+        paths[name] = tmp_path / f"{name}.jsonl"
+        paths[name].write_text(lines_of(each, "dataset"))
+    found = {
+        name: [
+            tokenizer.decode(example.token_ids)
+            for example in ConversationDataset.load(path, tokenizer).in_order()
+        ]
+        for name, path in paths.items()
+    }
+    assert set(map(str, found.values())) == {str(found["jsonl"])}
+    assert 'f{"a": 1, "where": {"x": [1, 2]}, "exact": 2, "half": 0.5}' in found["jsonl"][0]
+    assert "null" not in str(found)
+
+
+def test_arguments_that_are_json_text_keep_what_they_say() -> None:
+    call = {"name": "f", "arguments": '{"a": null, "b": 2.0}'}
+    for start in (0, -1):
+        record = Record("rows:1", {}, start=start)
+        (message,) = read_messages(record, {"role": "assistant", "tool_calls": [call]}, what="m")
+        assert str(message["tool_calls"][0]["function"]["arguments"]) == "{'a': None, 'b': 2.0}"

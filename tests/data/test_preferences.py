@@ -66,6 +66,83 @@ def test_every_column_convention_gives_the_same_tokens(
     assert [r.trained for r in plain.rows] == [r.trained for r in other.rows]
 
 
+def said(*turns: str) -> list[dict[str, str]]:
+    """Messages from texts such as "user: 1+1"."""
+    pairs = [turn.split(": ", 1) for turn in turns]
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+BRIEF = said("system: be brief", "user: 1+1")
+ASKED_TWICE = said("user: hi", "assistant: yo", "user: 1+1")
+
+
+@pytest.mark.parametrize("method", ["pairs", "verdicts"])
+@pytest.mark.parametrize(
+    ("prompt", "before", "prefix"),
+    [
+        ("1+1", BRIEF, BRIEF),
+        (said("user: 1+1"), BRIEF, BRIEF),
+        (BRIEF, said("user: 1+1"), BRIEF),
+        (said("system: be brief"), said("user: 1+1"), BRIEF),
+        ("1+1", ASKED_TWICE, ASKED_TWICE),
+        (ASKED_TWICE, [*said("system: be brief"), *ASKED_TWICE], BRIEF[:1] + ASKED_TWICE),
+        (ASKED_TWICE, [*ASKED_TWICE], ASKED_TWICE),
+    ],
+)
+def test_a_prompt_beside_whole_conversations_is_read_once(
+    write_rows: WriteRows,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: object,
+    before: list[dict[str, str]],
+    prefix: list[dict[str, str]],
+    method: str,
+) -> None:
+    replies = {"chosen": said("assistant: 2"), "rejected": said("assistant: three")}
+    if method == "verdicts":
+        replies = {"completion": said("assistant: 2")}
+    label = {"label": True} if method == "verdicts" else {}
+    options = ReadOptions(unpaired=method == "verdicts")
+    repeated = {name: before + reply for name, reply in replies.items()}
+    row = write_rows({"prompt": prompt, **repeated, **label})
+    apart = write_rows({"prompt": prefix, **replies, **label}, name="apart.jsonl")
+    (found,) = PreferenceDataset.load(row, tokenizer, options).in_order()
+    (right,) = PreferenceDataset.load(apart, tokenizer, options).in_order()
+    assert [r.token_ids for r in found.rows] == [r.token_ids for r in right.rows]
+    assert [r.trained for r in found.rows] == [r.trained for r in right.rows]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before"),
+    [
+        ("2+2", BRIEF),
+        ("be brief", BRIEF),
+        (said("system: be long", "user: 1+1"), BRIEF),
+        ("1+1", said("assistant: ask", "user: 1+1")),
+    ],
+)
+def test_a_prompt_that_is_not_in_the_conversation_beside_it_is_refused(
+    write_rows: WriteRows,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: object,
+    before: list[dict[str, str]],
+) -> None:
+    chosen = before + said("assistant: 2")
+    rejected = before + said("assistant: three")
+    row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    with pytest.raises(DataError, match="prompt") as caught:
+        PreferenceDataset.load(write_rows(row), tokenizer)
+    assert "rows.jsonl:1" in str(caught.value)
+
+
+def test_other_words_before_the_prompt_in_one_of_two_replies_are_refused(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    chosen = BRIEF + said("assistant: 2")
+    row = {"prompt": "1+1", "chosen": chosen, "rejected": BRIEF[1:] + said("assistant: three")}
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: what stands before the prompt"):
+        PreferenceDataset.load(write_rows(row), tokenizer)
+
+
 def test_useless_pairs_are_counted_and_dropped(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:

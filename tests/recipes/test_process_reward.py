@@ -152,6 +152,14 @@ def test_a_run_resumes_exactly(tmp_path: Path) -> None:
         ({"prompt": "p", "completions": ["a"], "labels": ["yes"]}, "between 0 and 1"),
         ({"completions": ["a"], "labels": [True]}, "prompt is NoneType"),
         ({"prompt": "p", "completions": [" "], "labels": [True]}, "1 empty"),
+        (
+            {
+                "prompt": "p",
+                "completions": [[{"role": "user", "content": "p"}] * 2],
+                "labels": [True],
+            },
+            "a step that is not one text of the assistant",
+        ),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
