@@ -151,6 +151,7 @@ class Assembly:
         return load_tokenizer(
             model.name,
             chat_template=model.chat_template,
+            day=self.cfg.run.day,
             trust_remote_code=model.trust_remote_code,
             revision=model.revision,
         )

@@ -31,4 +31,5 @@ def _build_of(assembly: Assembly, asked: AskedReward) -> BuildModel:
         device=assembly.device,
         budget=assembly.tokens_at_once,
         steps=steps_rule(asked.options),
+        day=assembly.cfg.run.day,
     )

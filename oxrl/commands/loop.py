@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from datetime import date
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.opening import announce, session_options
 from oxrl.assembly.settle import settle, without_sharing
 from oxrl.config import Config
 from oxrl.errors import ConfigError, LostRankError
+from oxrl.flat_config import recorded_config
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.plan.preflight import Prepared, prepare_to_begin
 from oxrl.recipes.follower import Follower
@@ -27,20 +29,33 @@ def run_once(
         resume, accept: as of `oxrl.commands.train.run`.
         after: ranks were lost, and the whole group starts again.
     """
-    with (
-        training_ranks(cfg) as ranks,
-        closing(prepare_to_begin(cfg) if ranks.first else Prepared()) as prepared,
-        session_of(cfg, ranks, resume=resume, accept=accept) as session,
-    ):
-        if ranks.agree(ranks.first and session.run.finished):
-            session.message(f"{cfg.run.directory} is already complete; nothing to do")
-            return
-        if ranks.first:
-            announce(cfg, session, resume=resume)
-        if after is not None:
-            session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
-        session.pool = prepared.pool
-        begin(cfg, session)
+    with training_ranks(cfg) as ranks:
+        cfg = _with_day(cfg, ranks, resume=resume)
+        with (
+            closing(prepare_to_begin(cfg) if ranks.first else Prepared()) as prepared,
+            session_of(cfg, ranks, resume=resume, accept=accept) as session,
+        ):
+            if ranks.agree(ranks.first and session.run.finished):
+                session.message(f"{cfg.run.directory} is already complete; nothing to do")
+                return
+            if ranks.first:
+                announce(cfg, session, resume=resume)
+            if after is not None:
+                again = "Starting the whole group again from the newest checkpoint"
+                session.message(f"{after}\n{again}")
+            session.pool = prepared.pool
+            begin(cfg, session)
+
+
+def _with_day(cfg: Config, ranks: Ranks, *, resume: bool) -> Config:
+    """The configuration with the day that its run began: chat templates may read the clock."""
+    day = cfg.run.day
+    if day is None and ranks.first:
+        day = date.today().isoformat()
+        if resume and (cfg.run.directory / "config.yaml").is_file():
+            day = recorded_config(cfg.run.directory).get("run.day")
+    run = cfg.run.model_copy(update={"day": ranks.agree(day)})
+    return cfg.model_copy(update={"run": run})
 
 
 def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from oxrl.data.messages import (
     with_texts,
 )
 from oxrl.errors import DataError
-from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, suggestion
+from oxrl.modelfiles.chat_templates import DAY, TEMPLATE_FILE, suggestion
 from oxrl.types import Texts, TokenIds
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class ChatEncoder:
     The text of a special token inside a message ("<|im_end|>" typed by a user) is encoded as the
     plain text that it is: it is hidden behind a placeholder while the template renders, and encoded
     apart. Messages without such text get exactly the ids of `tokenizer.apply_chat_template`.
-    `hidden` counts the texts that were hidden so far; `longest` is the most characters of a token.
+    A template that reads the clock is told one moment: the start of the tokenizer's day, else that
+    in which this was made. `hidden` counts the texts that were hidden so far; `longest` is the most
+    characters of a token.
 
     Args:
         tokenizer: of the model that reads the ids.
@@ -72,6 +75,8 @@ class ChatEncoder:
 
             require_end(template)
         self._tokenizer = tokenizer
+        day = getattr(tokenizer, DAY, None)
+        self._moment = datetime.fromisoformat(day) if day else datetime.now()
         self.hidden = 0
         self.stop_text = str(tokenizer.eos_token)
         # Characters of the longest token: a text of more for each has more tokens.
@@ -153,6 +158,7 @@ class ChatEncoder:
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
+                strftime_now=self._moment.strftime,
             )
         except UNWRITABLE as error:
             roles = ", ".join(message["role"] for message in messages)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "jinja"
 # Attribute of a tokenizer that was given another template: its file.
 TEMPLATE_FILE = "oxrl_template_file"
+# Attribute of a tokenizer whose template is told this day, as 2026-11-28, whatever the clock says.
+DAY = "oxrl_day"
 # A run has to read the same tokens tomorrow, so training templates write no date.
 DATE = re.compile(r"Current date: [^\n]*\n")
 PROBE = [{"role": "user", "content": "Is it late?"}]

@@ -32,7 +32,7 @@ from oxrl.modelfiles.builtin import (
     is_builtin,
 )
 from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
-from oxrl.modelfiles.chat_templates import TEMPLATE_FILE, template_text
+from oxrl.modelfiles.chat_templates import DAY, TEMPLATE_FILE, template_text
 from oxrl.modelfiles.folder import (
     VALUE_HEAD_FILE,
     adapter_base,
@@ -65,6 +65,7 @@ def load_tokenizer(
     name: str,
     *,
     chat_template: str | None = None,
+    day: str | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> PreTrainedTokenizerBase:
@@ -74,6 +75,7 @@ def load_tokenizer(
         name: `builtin:...`, a directory, or a hub name.
         chat_template: what replaces the tokenizer's own template: a Jinja file, or a training
             template of oxRL by its name.
+        day: that a template which reads the clock is told; None: today.
         trust_remote_code: run Python code that the model's authors ship with it.
         revision: commit, tag or branch on the hub; None: the main branch.
 
@@ -101,6 +103,7 @@ def load_tokenizer(
     if chat_template is not None:
         tokenizer.chat_template = template_text(chat_template, tokenizer)
         setattr(tokenizer, TEMPLATE_FILE, chat_template)
+    setattr(tokenizer, DAY, day)
     return tokenizer
 
 

@@ -50,6 +50,7 @@ class RewardModel:
         steps: what a process reward model makes of the chances that its steps are right: "mean" or
             "sum" of them, each step's share earned where it ends, or the "worst", earned at the
             end.
+        day: that its template is told, where that reads the clock; None: today.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class RewardModel:
         device: torch.device | str = "cpu",
         budget: int = BUDGET,
         steps: StepsRule = DEFAULT_STEPS,
+        day: str | None = None,
     ) -> None:
-        tokenizer = load_tokenizer(str(folder))
+        tokenizer = load_tokenizer(str(folder), day=day)
         self._model = load_critic(str(folder), LoadOptions(device=device))
         fix_rotations(self._model, longest_row(folder, None))
         self._encoder = ChatEncoder(tokenizer)

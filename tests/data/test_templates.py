@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template  # pyright: ignore
 
+from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
@@ -175,3 +176,17 @@ def test_what_was_sampled_behind_the_prompt_is_learned_as_it_was() -> None:
             template, [ONE[0], {"role": "assistant", "content": sampled}], prompt=False
         )
         assert re.sub(r"<[|｜](im_end|end▁of▁sentence)[|｜]>\n?$", "", after) == before + sampled
+
+
+def test_a_template_that_reads_the_clock_is_told_the_day_of_its_tokenizer() -> None:
+    asked = ({"role": "user", "content": "1+1"},)
+    shown: list[str] = []
+    for day in ("2001-02-03", "2001-02-04"):
+        tokenizer = load_tokenizer("builtin:tiny", day=day)
+        clock = "{% if strftime_now is defined %}{{ strftime_now('%Y-%m-%d %H') }}{% endif %}"
+        tokenizer.chat_template = f"<|system|>{clock}<|end|>{tokenizer.chat_template}"
+        shown.append(ChatEncoder(tokenizer).render(asked, generation_prompt=True))
+    assert [text.partition("<|end|>")[0] for text in shown] == [
+        "<|system|>2001-02-03 00",
+        "<|system|>2001-02-04 00",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import logging
@@ -26,9 +27,11 @@ from small_runs import (
 from oxrl.assembly.pins import inputs_of
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
+from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RunDirectoryError
+from oxrl.flat_config import recorded_config
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.runs.pins import pin
 
@@ -264,6 +267,64 @@ def test_chat_templates_wherever_they_come_from(tmp_path: Path) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "extra": 1}))
     with pytest.raises(RunDirectoryError, match=r"model\.name: tokenizer_config\.json sha256"):
         run(cfg, resume=True)
+
+
+CLOCK = (
+    "{% if strftime_now is defined %}<|system|>{{ strftime_now('%d %b %Y %H:%M') }}<|end|>"
+    "{% endif %}" + TEMPLATE
+)
+
+
+class Later(datetime.datetime):
+    """The clock, three days on."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+        return cls(2031, 4, 9, 12, 30, tzinfo=tz)
+
+    @classmethod
+    def today(cls) -> Later:
+        return cls.now()
+
+
+def read_later(patch: pytest.MonkeyPatch) -> None:
+    """From now on it is another day, for whoever asks."""
+    for module in ("oxrl.commands.loop", "oxrl.data.chat"):
+        for name in ("date", "datetime"):
+            patch.setattr(f"{module}.{name}", Later, raising=False)
+    patch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+
+
+@pytest.mark.parametrize("make", [sft_config, rl_config])
+def test_a_template_reads_the_day_of_the_first_start_whenever_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Configure
+) -> None:
+    (tmp_path / "clock.jinja").write_text(CLOCK)
+    model = {"name": "builtin:tiny", "chat_template": str(tmp_path / "clock.jinja")}
+    whole = make(tmp_path, "whole", ["run.steps=4", "run.checkpoint_every=2"], model=model)
+    run(whole)
+    day = datetime.date.today().isoformat()
+    assert recorded_config(whole.run.directory)["run.day"] == day
+    part = ["run.checkpoint_every=2", "run.steps=2"]
+    run(make(tmp_path, "part", part, model=model))
+    fixed = make(tmp_path, "fixed", ["run.steps=4", f"run.day={day}"], model=model)
+    read_later(monkeypatch)
+    resumed = make(tmp_path, "part", ["run.steps=4", "run.checkpoint_every=2"], model=model)
+    (resumed.run.directory / "result.json").unlink()
+    run(resumed, resume=True)
+    run(fixed)
+    assert final_files(resumed.run.directory) == final_files(whole.run.directory)
+    assert metric_lines(resumed.run.directory) == metric_lines(whole.run.directory)
+    assert final_files(fixed.run.directory) == final_files(whole.run.directory)
+    assert all(finding.equal for finding in replay(whole.run.directory, 3))
+    other = make(tmp_path, "part", ["run.steps=6", "run.day=2031-04-09"], model=model)
+    with pytest.raises(RunDirectoryError, match=f"run.day: '{day}' in config.yaml"):
+        run(other, resume=True)
+
+
+def test_a_day_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.day"):
+        sft_config(tmp_path, "run", ["run.day=2031-02-30"])
 
 
 GATE = """

@@ -75,6 +75,10 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "run.eval_every": ({**EVAL, "run": {"steps": 2}}, 1),
     "run.record": ({}, "tokens"),
     "run.mlflow": ({}, True),
+    "run.day": (
+        {"model": {"name": "builtin:tiny", "chat_template": "{folder}/clock.jinja"}},
+        "2001-02-03",
+    ),
     "run.dir": ({}, "{folder}/elsewhere"),
     "run.deadline_s": ({}, 1e-9),
     "run.deadlines": ({}, {"rollout": 1e-9}),
@@ -312,6 +316,8 @@ def _observe(folder: Path, recipe: str, sections: Sections) -> str:
     (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "template.jinja").write_text(TEMPLATE)
+    clock = TEMPLATE.replace("Q ", "{{ strftime_now('%d') }} ")
+    (folder / "clock.jinja").write_text(clock)
     threads = torch.get_num_threads()
     build = rl_config if recipe == "rl" else sft_config
     defaults: Sections = {"run": {"steps": 1, "threads": 1}}

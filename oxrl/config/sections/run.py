@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,11 @@ class RunConfig(Section):
         aka=Aka("run_name", "experiment_name"),
     )
     seed: int = setting(0, "Every random choice is a function of this integer.", ge=0, lt=2**63)
+    day: str | None = setting(
+        None,
+        "Day that a chat template which reads the clock is told, as 2026-11-28; null: the one on "
+        "which the run began.",
+    )
     dir: str | None = setting(
         None,
         "Run directory; null: runs/<run.name>.",
@@ -270,6 +276,12 @@ class RunConfig(Section):
         if "/" in value:
             raise ValueError("must not lead to another folder; a place is given by run.dir")
         return printable(value)
+
+    @field_validator("day")
+    @classmethod
+    def _a_day(cls, value: str | None) -> str | None:
+        """A day of the calendar."""
+        return value and date.fromisoformat(value).isoformat()
 
     @field_validator("dir")
     @classmethod
