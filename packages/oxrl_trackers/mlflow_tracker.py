@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -38,6 +40,7 @@ from oxrl.runs.tracker_process import TrackedRun, numbers
 from oxrl_trackers.mlflow_names import hide_password, mlflow_name
 
 EXPERIMENT = "oxrl"
+DATABASE = "mlflow.db"
 PARAM_LIMIT = 6000  # characters of one value, MLflow's own limit
 BATCH_LIMIT = 1000  # metrics in one call, MLflow's own limit
 DIGEST_LIMIT = 36  # characters of a dataset's digest, MLflow's own limit
@@ -54,9 +57,9 @@ class MLflowTracker:
         self._directory = run.directory
         self._state = run.directory / "mlflow.json"
         self._start = str(run.params.get("model.name", ""))
-        self._client = MlflowClient(
-            tracking_uri=address or f"sqlite:///{run.directory / 'mlflow.db'}"
-        )
+        if not address:
+            remove_unfinished(run.directory / DATABASE)
+        self._client = MlflowClient(tracking_uri=address or f"sqlite:///{run.directory / DATABASE}")
         found = self._open(run.name, local=not address)
         self._id = found.info.run_id
         self._experiment = found.info.experiment_id
@@ -193,6 +196,24 @@ class MLflowTracker:
         self._client.log_dict(self._id, table, SAMPLES)
         shown = json.dumps([{"path": SAMPLES, "type": "table"}])
         self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
+
+
+def remove_unfinished(database: Path) -> None:
+    """Remove a database without a run: MLflow was ended while it made it, and cannot go on.
+
+    One that cannot be read is left to MLflow, which says why.
+    """
+    if not database.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(database)) as found:
+            made = found.execute("SELECT name FROM sqlite_master WHERE name = 'runs'").fetchall()
+            if made and found.execute("SELECT * FROM runs LIMIT 1").fetchall():
+                return
+    except sqlite3.DatabaseError:
+        return
+    for file in database.parent.glob(f"{database.name}*"):
+        file.unlink()
 
 
 def seal_of(folder: Path) -> str:

@@ -125,6 +125,44 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("made", ["nothing", "a table", "all tables"])
+def test_a_database_that_mlflow_was_ended_in_the_making_of_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    path = tmp_path / "run"
+    with open_run(path, CONFIG, resume=False) as run:
+        database = sqlite3.connect(path / "mlflow.db")
+        if made != "nothing":
+            database.execute("CREATE TABLE metrics (key VARCHAR)")
+        if made == "all tables":
+            database.execute("CREATE TABLE runs (name VARCHAR)")
+        database.commit()
+        database.close()
+        with Trackers(run, ["mlflow"]) as tracker:
+            record(run, range(1, 4))
+            tracker.close(timeout_s=120)
+    assert {step for _, step in mirrored(path)} == {1, 2, 3}
+    assert query(path, "select name, status from runs") == {"mirrored": "FINISHED"}
+
+
+def test_a_database_with_a_run_or_that_is_none_is_left_as_it_is(tmp_path: Path) -> None:
+    from oxrl_trackers.mlflow_tracker import remove_unfinished  # MLflow, which takes seconds
+
+    held = tmp_path / "mlflow.db"
+    with sqlite3.connect(held) as database:
+        database.execute("CREATE TABLE runs (name VARCHAR)")
+        database.execute("INSERT INTO runs VALUES ('mine')")
+    database.close()
+    other = tmp_path / "other.db"
+    other.write_bytes(b"no database" * 100)
+    before = held.read_bytes()
+    for file in (held, other, tmp_path / "none.db"):
+        remove_unfinished(file)
+    assert held.read_bytes() == before and other.is_file()
+    assert not (tmp_path / "none.db").exists()
+
+
 def test_a_mirror_notices_that_the_record_was_cut_and_misses_no_step(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     assert read_new_steps(metrics, 0, -1) == ([], 0)
