@@ -45,6 +45,11 @@ def read_with_overrides(path: Path | str, overrides: Sequence[str]) -> Source:
         ConfigError: the file cannot be read, is empty or no YAML.
     """
     source = read_source(path)
+    folder = Path(path).absolute().parent
+    # The configuration of a run that was moved goes with it.
+    if Path(path).name == "config.yaml" and is_run(folder):
+        if source.directory.absolute() != folder:
+            source.values["run.dir"] = str(folder)
     if overrides:
         from oxrl.config.given import apply_overrides  # a file may say everything
 

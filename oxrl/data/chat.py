@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 MARK = "OxrlMarkOfATurn"
 # Without any of these a template only walks over the messages that it is given.
 CAN_REPEAT = re.compile(r"range|macro|recursive|\*|center|indent|lipsum|\d{5,}")
+# What stands before the words of an assistant who speaks first, in the words of an error.
+BEGINS = (
+    "a conversation that the assistant begins (put a message of the user or the system before its "
+    "words, or set model.chat_template to one that can begin with them)"
+)
 # What rendering a template raises, which is a program, of messages and tools that are anything.
 UNWRITABLE = (
     jinja2.TemplateError,
@@ -163,8 +168,8 @@ class ChatEncoder:
         except UNWRITABLE as error:
             roles = ", ".join(message["role"] for message in messages)
             file = getattr(self._tokenizer, TEMPLATE_FILE, self._tokenizer.name_or_path)
-            refused = f"the chat template refuses messages with roles ({roles}): {error} ({file})"
-            raise TemplateError(refused) from error
+            what = f"messages with roles ({roles})" if roles else BEGINS
+            raise TemplateError(f"the chat template refuses {what}: {error} ({file})") from error
         require_content(messages, text)
         return text
 

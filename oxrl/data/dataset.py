@@ -28,6 +28,10 @@ COUNTS = ("rows", "kept", "empty", "overlong", "special_text", "longest")
 SHORTER = (
     "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop"
 )
+SPECIAL_TEXT = (
+    "%s: %d of %d rows hold the text of special tokens, which is read as text. Where a chat template "
+    "laid out a prompt already, it is laid out twice: give messages instead"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +244,8 @@ class Dataset(Shuffled[Unit], ABC):
             raise cls._nothing_left(path, options, report)
         level = logging.WARNING if report["kept"] < rows else logging.INFO
         log.log(level, "%s: %d of %d rows are used: %s", path, report["kept"], rows, report)
+        if report["special_text"]:
+            log.warning(SPECIAL_TEXT, path, report["special_text"], rows)
         return cls(streamed if options.stream else in_memory, report)
 
     @classmethod

@@ -243,6 +243,34 @@ def test_dropped_rows_are_warned_of(
     assert "'empty': 1" in record.getMessage()
 
 
+def test_prompts_that_were_laid_out_already_are_warned_of(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    laid_out = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+1"}], tokenize=False, add_generation_prompt=True
+    )
+    path = write_rows({"prompt": laid_out, "completion": "2"}, {"prompt": "2", "completion": "2"})
+    ConversationDataset.load(path, tokenizer)
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{path}: 1 of 2 rows hold the text of special tokens" in told.getMessage()
+    caplog.clear()
+    plain = write_rows({"prompt": "2", "completion": "2"})
+    ConversationDataset.load(plain, tokenizer)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_conversation_that_the_assistant_begins_is_refused_in_these_words(
+    write_rows: WriteRows,
+) -> None:
+    tokenizer = builtin_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content[:0] }}" + str(tokenizer.chat_template)
+    greeting = [{"role": "assistant", "content": "hi"}, *DIALOG]
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: .* a conversation that the assistant begins"
+    ):
+        ConversationDataset.load(write_rows({"messages": greeting}), tokenizer)
+
+
 def test_every_example_comes_once_per_epoch(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
