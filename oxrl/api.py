@@ -16,14 +16,15 @@ the run directory and read there.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from oxrl.checkpoint.targets import newest_checkpoint
 from oxrl.commands.train import run as run_recipe
@@ -40,7 +41,7 @@ from oxrl.flat_config import recorded_config
 from oxrl.report.notebook import Curves, live_curves
 from oxrl.report.page import write_report
 from oxrl.runs.checkpoints import is_run
-from oxrl.runs.directory import GIVEN, refuse_what_is_there
+from oxrl.runs.directory import GIVEN, owning
 from oxrl.runs.files import CHAIN_FIELD, Json, clear, read_numbers, read_records, write_atomically
 from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
 
@@ -108,14 +109,15 @@ def train(
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:
             _name_rows(source, texts, argument, rows, directory)
-    if not resume:
-        refuse_what_is_there(directory, "oxrl.train(..., resume=True)")
-    elif dataset is None:
+    if resume and dataset is None:
         _find_rows_of_start(source, directory)
     _say_what_stays_here(for_workers)
-    rows_there = _rows_in(directory, texts, resume=resume, accept=accept)
-    with giving(objects), rows_there, live_curves(directory):
-        run_recipe(load_source(source), resume=resume, accept=accept)
+    again = "" if resume else "oxrl.train(..., resume=True)"
+    first = os.environ.get("RANK", "0") == "0"  # of the ranks that a launcher started: the owner
+    with owning(directory, again) if first else nullcontext() as lock:
+        rows_there = _rows_in(directory, texts, lock, resume=resume, accept=accept)
+        with rows_there, giving(objects), live_curves(directory):
+            run_recipe(load_source(source), resume=resume, accept=accept)
     return Run(directory, objects)
 
 
@@ -411,7 +413,12 @@ def _say_what_stays_here(objects: GivenValues) -> None:
 
 @contextmanager
 def _rows_in(
-    directory: Path, texts: Mapping[str, str], *, resume: bool, accept: Sequence[str]
+    directory: Path,
+    texts: Mapping[str, str],
+    lock: IO[bytes] | None,
+    *,
+    resume: bool,
+    accept: Sequence[str],
 ) -> Iterator[None]:
     """Keep rows in the run directory, and take them away again where no run came to be.
 
@@ -423,7 +430,6 @@ def _rows_in(
         yield
         return
     folder = directory / GIVEN
-    made = [place for place in (directory, *directory.parents) if not place.exists()]
     for field, text in texts.items():
         path = folder / FILES[field]
         if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -443,8 +449,5 @@ def _rows_in(
     try:
         yield
     finally:
-        if not is_run(directory):
+        if not (lock and lock.closed or is_run(directory)):
             clear(folder)
-            for place in made:
-                with suppress(OSError):  # something else is there by now
-                    place.rmdir()

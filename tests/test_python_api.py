@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from oxrl.commands.replay import replay
 from oxrl.config import Config
 from oxrl.environments import Step
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
+from oxrl.runs.directory import owning
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -156,6 +158,46 @@ def test_a_replay_without_the_reward_warns_of_nothing_that_the_run_did_not_read(
     caplog.clear()
     assert all(finding.equal for finding in replay(run.path, 1, 0))
     assert "will not see changes" not in caplog.text
+
+
+def test_a_run_of_this_process_keeps_its_directory_and_its_rows(tmp_path: Path) -> None:
+    """Others in the same process, from the first row on that is written, are refused."""
+    begun = threading.Event()
+    ended = threading.Event()
+    made = config(tmp_path, steps=2)
+
+    def waits(prompt: Any, completion: str) -> float:
+        begun.set()
+        assert ended.wait(60)
+        return digits(prompt, completion)
+
+    with ThreadPoolExecutor(1) as thread, pytest.warns(UserWarning, match="cannot be killed"):
+        running = thread.submit(oxrl.train, made, reward=waits, dataset=ROWS)
+        try:
+            assert begun.wait(60)
+            for accept in ([], ["data.train"]):
+                with pytest.raises(RunDirectoryError, match="is in use by process"):
+                    oxrl.train(made, reward=longer, dataset=ROWS[:4], resume=True, accept=accept)
+            with pytest.raises(RunDirectoryError, match=r"is in use by|is not empty"):
+                oxrl.train(made, reward=longer, dataset=ROWS[:4])
+        finally:
+            ended.set()
+        run = running.result()
+    assert list(run.metrics["step"]) == [1, 2]
+    assert len((run.path / "starts.jsonl").read_text().splitlines()) == 1
+    assert len((run.path / "given" / "train.jsonl").read_text().splitlines()) == len(ROWS)
+
+
+def test_of_two_starts_at_once_the_second_touches_nothing_of_the_first(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with owning(place, "again"):
+        (place / "given").mkdir()
+        (place / "given" / "train.jsonl").write_text('{"prompt": "mine"}\n')
+        with ThreadPoolExecutor(1) as thread:
+            late = thread.submit(oxrl.train, config(tmp_path), reward=digits, dataset=ROWS)
+            with pytest.raises(RunDirectoryError, match="is in use by process"):
+                late.result()
+        assert (place / "given" / "train.jsonl").read_text() == '{"prompt": "mine"}\n'
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

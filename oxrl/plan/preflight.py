@@ -62,7 +62,7 @@ from oxrl.plan.memory import disk_needed, machine_memory, memory_needed, on_cpu,
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import AskingPool, ScoringPool, SinglePool
 from oxrl.runs.device import has_type, lacking
-from oxrl.runs.directory import GIVEN
+from oxrl.runs.directory import is_begun
 from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience, StopRequest
 from oxrl.tables.engines import SAMPLING_ENGINES
@@ -599,7 +599,7 @@ def prepare_to_begin(cfg: Config) -> Prepared:
     place = cfg.run.directory
     if place.exists() and not place.is_dir():
         return prepared
-    if place.is_dir() and any(entry.name != GIVEN for entry in place.iterdir()):
+    if is_begun(place):
         return prepared
     try:
         with StopRequest() as stop:

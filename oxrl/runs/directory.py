@@ -21,7 +21,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -37,8 +38,8 @@ from oxrl.runs.files import (
     clear,
     encode_line,
     json_safe,
+    lock_file,
     make_folder,
-    open_own,
     pretty_json,
     require_kind,
     write_atomically,
@@ -84,7 +85,8 @@ FOLDERS_OF_A_START = {
 # What oxRL writes in a run directory, and must find as it left it: nothing is written through a
 # link, nor into what something else put there.
 FOLDERS = FOLDERS_OF_A_START | {"dumps", "best", "reference"}
-LOCKS = {".lock", *(f".{name}.json.lock" for name in TRACKERS)}
+LOCK = ".lock"
+LOCKS = {LOCK, *(f".{name}.json.lock" for name in TRACKERS)}
 FILES = FILES_OF_A_START | LOCKS | {"result.json", "kept.jsonl"}
 
 FIXED = "fixed"
@@ -193,7 +195,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
             ) from error
 
     def close(self) -> None:
-        """Release the lock; closing twice is harmless."""
+        """Let go of the directory; closing twice is harmless."""
         self._lock.close()
 
     def __exit__(self, *exception: object) -> None:
@@ -211,7 +213,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         worked = any(self.checkpoints.iterdir()) or entries - FILES_OF_A_START - FOLDERS_OF_A_START
         records = (self.metrics, self.samples)
         recorded = any(file.exists() and file.stat().st_size for file in records)
-        if self.resuming or worked or recorded:
+        if self.resuming or worked or recorded or self._lock.closed:
             return
         for name in entries:
             clear(self.path / name)
@@ -227,7 +229,7 @@ def open_run(
     noted: Record | None = None,
     is_finished: DoneCheck = lambda run, steps: (False, ""),
 ) -> RunDirectory:
-    """Create the run directory, or open it again, and hold it until the process ends.
+    """Create the run directory, or open it again, and own it until it is closed.
 
     Without `resume` the directory must be missing or empty. With it: missing or empty starts; a
     finished run comes back with `.finished`; otherwise `.resuming`, after what a killed process
@@ -250,19 +252,59 @@ def open_run(
             change. Always says what to do.
     """
     directory = Path(directory).absolute()
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not resume:
-            refuse_what_is_there(directory, command_line(["--resume"]))
-        require_own_kinds(directory)
-        lock = _lock(directory)
+    again = "" if resume else command_line(["--resume"])
+    with _writing(directory):
+        own = _handed.get()
+        if own is not None and not _is_at(directory / LOCK, own):
+            own = None
+        lock = own or _own(directory, again)
         try:
             start = _look(directory, config_yaml, allowed, review, is_finished)
             _write_start(directory, config_yaml, start, environment() | dict(noted or {}))
-            return RunDirectory(directory, lock, start)
         except BaseException:
-            lock.close()
+            if own is None:
+                lock.close()
             raise
+    _handed.set(None)
+    return RunDirectory(directory, lock, start)
+
+
+# Of a run that is about to be opened: its directory is owned already.
+_handed: ContextVar[IO[bytes] | None] = ContextVar("handed", default=None)
+
+
+@contextmanager
+def owning(directory: Path, again: str) -> Iterator[IO[bytes]]:
+    """Own a run directory before its run is opened in here, for what is written there first.
+
+    A run that is opened takes the lock over. Without one, what was made of the directory goes.
+
+    Args:
+        again: as of `refuse_what_is_there`; empty: a run may be there.
+
+    Raises:
+        RunDirectoryError: as of `open_run`.
+    """
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
+    with _writing(directory):
+        lock = _own(directory, again)
+    before = _handed.set(lock)
+    try:
+        yield lock
+    finally:
+        _handed.reset(before)
+        with suppress(OSError):  # something else is there by now
+            if made and not lock.closed and not _entries(directory):
+                (directory / LOCK).unlink()
+                for place in made:
+                    place.rmdir()
+        lock.close()
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         problem = f"the run directory {directory} cannot be written: {error}"
         raise RunDirectoryError(f"{problem}. Choose another place with run.dir=PATH.") from error
@@ -277,11 +319,16 @@ def refuse_what_is_there(directory: Path, again: str) -> None:
     Raises:
         RunDirectoryError: something is there.
     """
-    if directory.is_dir() and _entries(directory) - {GIVEN}:
+    if is_begun(directory):
         raise RunDirectoryError(
             f"{directory} is not empty. To continue the run in it:\n  {again}\nTo start a new "
             "one, choose another directory: add run.dir=PATH (or another run.name)."
         )
+
+
+def is_begun(directory: Path) -> bool:
+    """True if something is in a directory that a start did not find there, or was given."""
+    return directory.is_dir() and bool(_entries(directory) - {GIVEN})
 
 
 def _look(
@@ -364,32 +411,44 @@ def require_own_kinds(directory: Path) -> None:
 def _entries(directory: Path) -> set[str]:
     """List the names in `directory`, apart from the lock and from files that never got theirs."""
     names = {entry.name for entry in directory.iterdir()}
-    return {name for name in names if name != ".lock" and not name.startswith(".tmp-")}
+    return {name for name in names if name != LOCK and not name.startswith(".tmp-")}
 
 
-def _lock(directory: Path) -> IO[bytes]:
-    """Own the directory until the file is closed or the process dies, however it dies.
+def _own(directory: Path, again: str) -> IO[bytes]:
+    """Make a directory and own it, until what is returned is closed or the process ends.
 
-    A record lock (lockf), not flock: worker processes forked from the run would inherit an flock
-    and keep holding it after the run itself was killed.
+    Args:
+        again: as of `owning`.
 
     Raises:
-        RunDirectoryError: another process has it; names the process.
+        RunDirectoryError: another run has it, and is named; or something is there.
     """
-    file = open_own(directory / ".lock", "a+b")
+    if again:
+        refuse_what_is_there(directory, again)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_own_kinds(directory)
+    path = directory / LOCK
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        file.seek(0)
-        holder = file.read(200).decode(errors="replace").strip() or "another process"
-        file.close()
+        lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = path.read_bytes().decode(errors="replace") or "another process"
         raise RunDirectoryError(
-            f"{directory} is in use by {holder}: two processes would overwrite each other's "
+            f"{directory} is in use by {holder:.200}: two runs would overwrite each other's "
             "records. Wait for it, stop it, or choose another run.dir."
         ) from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-    return file
+    # What another start did since the first look: a run, or a file that it removed again.
+    if again and is_begun(directory) or not _is_at(path, lock):
+        lock.close()
+        return _own(directory, again)
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
+    return lock
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Tell whether a file, unless it is closed, is what stands under a name now."""
+    known = not file.closed and path.exists()
+    return known and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def _config_changes(directory: Path, new: Json) -> Changes:

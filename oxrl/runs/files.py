@@ -21,6 +21,7 @@ number of all bytes before it: lines that somebody hashed again do not fit that.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from math import isfinite
 from pathlib import Path
 from shutil import rmtree
 from typing import IO, Any
+from weakref import WeakSet
 
 from oxrl.errors import RunDirectoryError
 
@@ -100,6 +102,44 @@ def open_own(path: Path, mode: str) -> IO[bytes]:
         if error.errno == errno.ELOOP:
             require_kind(path, folder=False)
         raise
+
+
+# Held locks, which a forked process has no part in.
+_locked: WeakSet[IO[bytes]] = WeakSet()
+
+
+def lock_file(path: Path, how: int) -> IO[bytes]:
+    """Open a file and lock it, until it is closed or the process ends, however it ends.
+
+    By `flock`, which is of the file as it was opened: who opens it anew is somebody else, and drops
+    nothing by closing it. Locks of `lockf` are of the process: it gets them twice, and loses them
+    with the first of its files that is closed. What is forked inherits the open file, and would
+    keep the lock of a run that was killed: it closes it at once. On NFS Linux keeps the lock on the
+    server.
+
+    Args:
+        how: as of `fcntl.flock`.
+
+    Raises:
+        BlockingIOError: somebody else has it, and `how` says not to wait.
+        RunDirectoryError: it is a link.
+    """
+    file = open_own(path, "a+b")
+    try:
+        _locked.add(file)
+        fcntl.flock(file, how)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _close_locked() -> None:
+    for file in _locked:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_locked)
 
 
 def write_all(file: IO[bytes], data: bytes) -> None:

@@ -22,7 +22,7 @@ from oxrl.runs.files import (
     CHAIN_FIELD,
     Json,
     line_starts_at,
-    open_own,
+    lock_file,
     pretty_json,
     read_json,
     read_records_from,
@@ -79,9 +79,8 @@ def follow(name: str, directory: Path, run_pid: int) -> None:
     """
     [offered, *_] = [offer for offer in all_offers(GROUP) if offer.name == name]
     open_tracker: Callable[[TrackedRun], Tracker] = offered.load()
-    with open_own(directory / f".{name}.json.lock", "wb") as lock:
-        # The mirror of a killed run may still be catching up when the resumed run starts its own.
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+    # The mirror of a killed run may still be catching up when the resumed run starts its own.
+    with lock_file(directory / f".{name}.json.lock", fcntl.LOCK_EX):
         tracker = open_tracker(tracked_run(directory))
         offset = 0
         closed = False

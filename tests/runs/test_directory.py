@@ -11,7 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 from command_line import WARM, forked
@@ -22,6 +25,7 @@ from oxrl.config.reads import resume_rules
 from oxrl.config.schema import FIELDS
 from oxrl.errors import RunDirectoryError
 from oxrl.flat_config import differences, flatten_config
+from oxrl.runs import directory
 from oxrl.runs.directory import Allowed, open_run
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import read_records
@@ -284,6 +288,99 @@ def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> Non
     for process in processes:
         process.join()
     assert answers == ["opened", "refused", "refused"]
+
+
+def refused_elsewhere(path: Path) -> bool:
+    """Whether another process is refused there."""
+    queue, alone = WARM.Queue(), WARM.Barrier(1)
+    process = forked(open_and_report, path, queue, alone)
+    process.start()
+    answer = queue.get(timeout=60)
+    process.join()
+    return answer == "refused"
+
+
+def in_a_fork(does: Callable[[], bool]) -> bool:
+    """Whether something is true in a process that is forked from this one."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if does() else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def refused(path: Path) -> bool:
+    try:
+        open_run(path, CONFIG, resume=True).close()
+    except RunDirectoryError as error:
+        return "is in use by" in str(error)
+    return False
+
+
+def test_one_process_owns_a_directory_once_and_only_the_owner_lets_go(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, resume=True) as run:
+        with pytest.raises(RunDirectoryError, match=f"is in use by process {os.getpid()} on "):
+            open_run(tmp_path, CONFIG, resume=True)
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(refused, tmp_path).result()
+        assert in_a_fork(lambda: refused(tmp_path))
+        # What reads every file of the directory, such as a copy of it, closes the lock's too.
+        (tmp_path / ".lock").read_bytes()
+        assert in_a_fork(lambda: run.close() is None)
+        assert refused_elsewhere(tmp_path)
+    assert len((tmp_path / "starts.jsonl").read_text().splitlines()) == 1
+    assert not refused_elsewhere(tmp_path)
+
+
+def test_a_start_that_was_overtaken_finds_the_run_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one starts and ends between the first look at the directory and the lock."""
+    path = tmp_path / "run"
+    lock = directory.lock_file
+
+    def overtaken(place: Path, how: int) -> IO[bytes]:
+        monkeypatch.setattr(directory, "lock_file", lock)
+        start(path)
+        return lock(place, how)
+
+    monkeypatch.setattr(directory, "lock_file", overtaken)
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        open_run(path, CONFIG, resume=False)
+    assert len((path / "starts.jsonl").read_text().splitlines()) == 1
+    assert not refused_elsewhere(path)
+
+
+def test_a_lock_on_a_file_that_was_removed_owns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner removed it, and let go, after another one had opened it."""
+    lock = directory.lock_file
+    taken: list[IO[bytes]] = []
+
+    def removed(place: Path, how: int) -> IO[bytes]:
+        taken.append(lock(place, how))
+        if len(taken) == 1:
+            place.unlink()
+        return taken[-1]
+
+    monkeypatch.setattr(directory, "lock_file", removed)
+    with open_run(tmp_path, CONFIG, resume=False):
+        assert [file.closed for file in taken] == [True, False]
+        assert refused_elsewhere(tmp_path)
+
+
+def test_what_is_written_before_a_run_is_opened_is_owned_already(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "run"
+    with directory.owning(path, "again"):
+        assert refused_elsewhere(path)
+        for _ in range(2):  # a run begins again where a rank was lost
+            with open_run(path, CONFIG, resume=True):
+                assert refused(path)
+                assert refused_elsewhere(path)
+    assert not refused_elsewhere(path)
+    with pytest.raises(KeyError), directory.owning(tmp_path / "b" / "run", "again"):
+        raise KeyError
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a"]
 
 
 def test_what_is_installed_between_two_runs_is_in_the_record_of_the_second(
