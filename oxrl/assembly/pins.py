@@ -73,7 +73,7 @@ def review_inputs(cfg: Config, run: Path) -> Review:
     pins: Json = {}
     for found in inputs_of(cfg, known):
         then = known.get(found.name)
-        now = pin(found, then, run)
+        now = pin(found, then)
         pins[found.name] = now
         if then is None:
             review.new.append(found.name)

@@ -41,8 +41,9 @@ def run_once(
             if ranks.first:
                 announce(cfg, session, resume=resume)
             if after is not None:
-                again = "Starting the whole group again from the newest checkpoint"
-                session.message(f"{after}\n{again}")
+                session.message(
+                    f"{after}\nStarting the whole group again from the newest checkpoint"
+                )
             session.pool = prepared.pool
             begin(cfg, session)
 

@@ -29,8 +29,8 @@ SHORTER = (
     "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop"
 )
 SPECIAL_TEXT = (
-    "%s: %d of %d rows hold the text of special tokens, which is read as text. Where a chat template "
-    "laid out a prompt already, it is laid out twice: give messages instead"
+    "%s: %d of %d rows hold the text of special tokens, which is read as text. Where a chat "
+    "template laid out a prompt already, it is laid out twice: give messages instead"
 )
 
 

@@ -10,7 +10,7 @@ import torch
 from oxrl.data.batching import pad_rows, to_inputs
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
-from oxrl.data.messages import MessageSequence, images_of, read_messages
+from oxrl.data.messages import Messages, MessageSequence, images_of, read_messages
 from oxrl.data.rows import Record, content_uid
 from oxrl.types import Example, Images, StepBatch, TokenIds
 
@@ -51,10 +51,11 @@ class StepDataset(Dataset[Steps]):
             record.fail(problem, EXPECTED)
         prompt = read_messages(record, record.fields.get("prompt"), what="prompt")
         role = "assistant"
-        given = [read_messages(record, text, what="completions", role=role) for text in texts]
-        if any(len(step) != 1 or step[0]["role"] != role for step in given):
+        replies: Messages = ()
+        for text in texts:
+            replies += read_messages(record, text, what="completions", role=role)
+        if [reply["role"] for reply in replies] != [role] * len(texts):
             record.fail("a step that is not one text of the assistant", EXPECTED)
-        replies = [step[0] for step in given]
         steps = [reply["content"] for reply in replies]
         if not steps or not all(map(str.strip, steps)):
             raise Dropped("empty")

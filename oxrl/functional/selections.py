@@ -125,7 +125,7 @@ def above_row_quantile(
     values = torch.where(mask, entropy.detach().double(), torch.inf)
     # What lies above the quantile lies above the token at or next below it, which is compared
     # itself, and not with what interpolation makes of it.
-    places = quantile * (mask.sum(1) - 1).clamp(min=0) + ALMOST_WHOLE
+    places = quantile * (mask.sum(1) - 1) + ALMOST_WHOLE
     bounds = values.sort(1).values.gather(1, places.long()[:, None])
     return mask & (values > bounds)
 

@@ -89,8 +89,8 @@ def add_adapter(
     unknown = sorted(wanted - present)
     if unknown or not present:
         raise ConfigError(
-            f"lora.targets: {type(model).__name__} has no linear layer for "
-            f"{(unknown or [options.targets])[0]!r}, and adapters go on no other kind; it has "
+            f"lora.targets: the model has no linear layer for {unknown or options.targets}, and "
+            "adapters go on no other kind; it has "
             f"{sorted(present) or 'none beside its output head: set lora.rank to 0'}"
         )
     config = _peft().LoraConfig(

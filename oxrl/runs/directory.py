@@ -254,15 +254,13 @@ def open_run(
     directory = Path(directory).absolute()
     again = "" if resume else command_line(["--resume"])
     with _writing(directory):
-        own = _handed.get()
-        if own is not None and not _is_at(directory / LOCK, own):
-            own = None
-        lock = own or _own(directory, again)
+        handed = _handed.get()
+        lock = _own(directory, again)
         try:
             start = _look(directory, config_yaml, allowed, review, is_finished)
-            _write_start(directory, config_yaml, start, environment() | dict(noted or {}))
+            _write_start(directory, config_yaml, start, dict(noted or {}) | environment())
         except BaseException:
-            if own is None:
+            if lock is not handed:
                 lock.close()
             raise
     _handed.set(None)
@@ -285,6 +283,7 @@ def owning(directory: Path, again: str) -> Iterator[IO[bytes]]:
     Raises:
         RunDirectoryError: as of `open_run`.
     """
+    directory = directory.absolute()
     made = [place for place in (directory, *directory.parents) if not place.exists()]
     with _writing(directory):
         lock = _own(directory, again)
@@ -423,11 +422,14 @@ def _own(directory: Path, again: str) -> IO[bytes]:
     Raises:
         RunDirectoryError: another run has it, and is named; or something is there.
     """
+    path = directory / LOCK
+    handed = _handed.get()
+    if handed is not None and handed.name == str(path) and not handed.closed:
+        return handed
     if again:
         refuse_what_is_there(directory, again)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_own_kinds(directory)
-    path = directory / LOCK
     try:
         lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -437,18 +439,13 @@ def _own(directory: Path, again: str) -> IO[bytes]:
             "records. Wait for it, stop it, or choose another run.dir."
         ) from error
     # What another start did since the first look: a run, or a file that it removed again.
-    if again and is_begun(directory) or not _is_at(path, lock):
+    removed = os.fstat(lock.fileno()).st_nlink == 0
+    if removed or (again and is_begun(directory)):
         lock.close()
         return _own(directory, again)
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
     return lock
-
-
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Tell whether a file, unless it is closed, is what stands under a name now."""
-    known = not file.closed and path.exists()
-    return known and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def _config_changes(directory: Path, new: Json) -> Changes:

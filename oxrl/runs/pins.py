@@ -4,8 +4,7 @@ Of the bytes of its inputs, which later starts compare; and of the values chosen
 auto, which a run that goes on, and one that is replayed, take over.
 
 inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
-              "mtime_ns", "inode"}}, "from_run": places from the run's}; of code what it uses is among
-              the files
+              "mtime_ns", "inode"}}}; of code what it uses is among the files
 data.json     name of a data file -> its sha256, or the hub's commit
 choices.json  field of the config -> {"value": what it was taken for, "why": in words}
 
@@ -62,13 +61,8 @@ class InputChange:
     now: str
 
 
-def pin(given: Input, known: Json | None, run: Path) -> Json:
+def pin(given: Input, known: Json | None) -> Json:
     """Describe an input as it is now; hashes of large files are taken over where they still hold.
-
-    Args:
-        given: what is read.
-        known: as it was described before; None: it was not.
-        run: the directory of the run.
 
     Raises:
         DataError: a file of it cannot be read.
@@ -86,8 +80,7 @@ def pin(given: Input, known: Json | None, run: Path) -> Json:
     for name, text in given.texts.items():
         data = text.encode("utf-8", "surrogatepass")
         files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    from_run = [os.path.relpath(place, run) for place in given.where.split(", ")]
-    return {"where": given.where, "commit": given.commit, "files": files, "from_run": from_run}
+    return {"where": given.where, "commit": given.commit, "files": files}
 
 
 def _pin_file(path: Path, known: Json | None) -> Json:
@@ -106,9 +99,7 @@ def input_changes(given: Input, then: Json, now: Json) -> Iterator[InputChange]:
     if gone or then["commit"] != now["commit"]:
         yield InputChange(given.name, _described(then), f"{_described(now)} (from {os.getcwd()})")
         return
-    # A folder that is moved whole, with the run in it, is the same place.
-    moved = then["where"] != now["where"] and then.get("from_run") != now["from_run"]
-    if given.code and moved:
+    if given.code and then["where"] != now["where"]:
         yield InputChange(given.name, then["where"], f"{now['where']} (from {os.getcwd()})")
     for name in {**then["files"], **now["files"]}:
         before = _short(then["files"].get(name))

@@ -36,6 +36,7 @@ CELL_CHOICES = {
 }
 # A second valid value, where it cannot be derived from the type.
 SECOND: dict[str, Any] = {
+    "run.day": "2031-04-09",
     "model.name": "builtin:small",
     "model.chat_template": "template.jinja",
     "model.attention": "eager",

@@ -22,7 +22,6 @@ from small_runs import (
     preference_config,
     rl_config,
     sft_config,
-    write_inputs,
 )
 
 from oxrl.assembly.pins import inputs_of
@@ -133,13 +132,13 @@ def test_a_reward_is_read_at_every_start_whatever_the_clock_says_of_its_file(
     (given,) = [
         x for x in inputs_of(rl_config(tmp_path, "run", reward=reward), {}) if "reward" in x.name
     ]
-    then = pin(given, None, tmp_path)
-    assert pin(given, then, tmp_path) == then
+    then = pin(given, None)
+    assert pin(given, then) == then
     file = tmp_path / "rewards" / "helpers.py"
     before = file.stat()
     file.write_text(HELPERS.replace("share(text)", "share(tixt)"))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert pin(given, then, tmp_path)["files"] != then["files"]
+    assert pin(given, then)["files"] != then["files"]
 
 
 def test_an_unchanged_run_resumes_without_a_word(
@@ -268,36 +267,6 @@ def test_chat_templates_wherever_they_come_from(tmp_path: Path) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "extra": 1}))
     with pytest.raises(RunDirectoryError, match=r"model\.name: tokenizer_config\.json sha256"):
         run(cfg, resume=True)
-
-
-@pytest.mark.parametrize("own_config", [False, True])
-def test_a_folder_that_is_moved_whole_goes_on_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_config: bool
-) -> None:
-    first = tmp_path / "first"
-    write_inputs(first)
-    sections = {"reward": {"name": "reward.py:digits"}, "data": {"train": "prompts.jsonl"}}
-    sections["data"]["prompts_per_step"] = 4
-    monkeypatch.chdir(first)
-    run(rl_config(first, "run", ["run.steps=2", "run.dir=runs/run"], **sections))
-    second = tmp_path / "elsewhere" / "second"
-    second.parent.mkdir()
-    first.rename(second)
-    monkeypatch.chdir(second)
-    config = second / ("runs/run/config.yaml" if own_config else "run.yaml")
-    overrides = ["run.steps=4", *([] if own_config else ["run.dir=runs/run"])]
-    cfg = load_config(config, overrides)
-    run(cfg, resume=True)
-    assert (second / "runs" / "run" / "checkpoints" / "step_00000004").is_dir()
-    assert starts(cfg)[-1]["input_changes"] == {}
-    # The same code in another place beside the run is another input.
-    (second / "other").mkdir()
-    (second / "reward.py").rename(second / "other" / "reward.py")
-    moved = load_config(
-        config, ["run.steps=6", "run.dir=runs/run", "reward.name=other/reward.py:digits"]
-    )
-    with pytest.raises(RunDirectoryError, match=r"reward\.name"):
-        run(moved, resume=True)
 
 
 def test_the_configuration_of_a_run_that_was_moved_goes_on_with_it(

@@ -227,7 +227,8 @@ from pathlib import Path
 from oxrl.runs.directory import Allowed, open_run
 run = open_run(Path(sys.argv[1]), "run: {name: x}", resume=True)
 if "fork" in sys.argv and os.fork() == 0:
-    Path(sys.argv[1], "worker").write_text(str(os.getpid()))
+    Path(sys.argv[1], "begun").write_text(str(os.getpid()))
+    Path(sys.argv[1], "begun").rename(Path(sys.argv[1], "worker"))
     time.sleep(60)
 Path(sys.argv[1], "ready").write_text("")
 time.sleep(60)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
 
 from oxrl.functional.shaping import informative_groups
-from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.rollouts.batch import scored_rewards
 from oxrl.rollouts.parts import groups_of_different_parts
 from oxrl.tables.numbers import SAMPLING_ROUNDS
-from oxrl.types import PolicyBatch, RolloutBatch, Rollouts
+from oxrl.types import Rollouts
 
 
 class TeachingGroups:
@@ -64,23 +61,3 @@ class DynamicSampling(Feature):
 
     def __init__(self, given: FeatureInputs) -> None:
         self.choice = TeachingGroups(given.train.value(SAMPLING_ROUNDS), given.compared_parts)
-        self._parts = given.compared_parts
-        self._nothing_differs = False
-
-    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
-        """Note whether any group of the batch teaches; features behind this one shape rewards."""
-        compared = [batch.part_rewards[name] for name in self._parts] or [batch.rewards]
-        differ = False
-        for rewards in compared:
-            known = ~rewards.isnan()
-            differ |= bool(informative_groups(rewards[known], batch.group_ids[known]).any())
-        self._nothing_differs = not differ
-        return batch
-
-    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
-        """Nothing is learned from groups that were taken because none differs: a penalty on their
-        lengths, or whatever else shaped their rewards, was not what was sampled for.
-        """
-        if not self._nothing_differs:
-            return batch
-        return replace(batch, advantages=torch.zeros_like(batch.advantages))
