@@ -10,13 +10,22 @@ from oxrl.types import Score
 # What stands before a final answer; the last one in a response counts.
 _MARKER = re.compile(
     r"<answer>|\\boxed\s*\{|####|(?<!/)\b(?:final\s+)?(?:answer|option|choice)\b(?:\s+is)?\s*[:=]?"
-    r"|\banswer\s*:",
+    r"|(?:\b(?:Antwort|réponse|respuesta)\b|答案|答え)(?:\s*(?:ist|est|es|是|为|は))?\s*[:：]?",
     re.IGNORECASE,
 )
 _ENDS = re.compile(r"</answer>|\n")
-_PLAIN = re.compile(r"\\text(?:bf|rm|it)?\s*\{|[*_`$\\{}]")
+_PLAIN = re.compile(
+    r"\\(?:text|math)(?:bf|rm|it|sf|tt|normal)?\s*\{|\\[,;:! ]|[*_`$\\{}\"“”「」‘]|’(?!\w)"
+    # A letter that is denied, and the reason for one.
+    r"|(?:\b(?i:not|never|cannot|neither|nor|except|without|no longer|(?:anything|all) but"
+    r"|nicht|pas|no es)\b|n['’]t\b)[^.,;\n]*?\(?\b[A-Z]\b\)?"
+    r"|\(?\b[A-Z]\)?\s+(?:is|was|must be)\s+(?:not|wrong|false|incorrect)\b.*"
+    r"|不是\s*[A-Z]|\b[A-Z]\s*(?:では|じゃ)(?:あり|な).*|(?<=[A-Z)\"”])\s+(?:because|since|as|for|so)\b.*"
+)
 # "(B)", "B", "B)", "B.", "B: because": a letter that is no word of a sentence.
-_LETTER = re.compile(r"\(([A-Za-z])\)|(?<![\w'])([A-Za-z])(?=\s*(?:[).:,;\]/]|(?:or|and)\b|$))")
+_LETTER = re.compile(
+    r"\(([A-Za-z])\)|(?<![\w'])([A-Za-z])(?=\s*(?:[).:,;?!。，\]/–—]|(?:or|and)\b|$))"
+)
 _GOLD = re.compile(r"\(?([A-Za-z])\)?")
 
 

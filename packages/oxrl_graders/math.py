@@ -9,13 +9,16 @@ What counts as the final answer, in this order:
 3. Without a marker: the last number, or what math-verify reads if the response holds LaTeX or the
    answer is no number.
 
+What takes an answer back ("5? No, it is 6") puts another in its place.
+
 Plain numbers (`quantities`: currency, thousands commas, fractions, magnitudes, units around them
 allowed) are compared exactly: math-verify takes 20 times as long and decides some spellings
 otherwise. What holds a number and says another thing (`not 5`, `5n`, `5 to 7`) is not that number.
 Inequalities and intervals are compared as the sets of numbers they are (`relations`), several
 solutions as the values they name (`solutions`), times, ratios, numerals and families by their form
-(`forms`). Other expressions go to math-verify, without its own timeouts: it runs in a worker
-process that has a deadline. Words are the same if they are spelled alike.
+(`forms`). Other expressions are compared as numbers, to six significant digits where one is a
+decimal, or go to math-verify, without its own timeouts: what takes longer than a deadline here has
+no score. Words are the same if they are spelled alike.
 """
 
 from __future__ import annotations
@@ -31,20 +34,27 @@ from oxrl.rewards.builtin import BuiltIn
 from oxrl.types import Score
 from oxrl_graders.forms import same_form
 from oxrl_graders.quantities import (
+    FALSE,
     TEXT_COMMAND,
     Quantity,
     around,
+    closing_bracket,
+    compiled,
     is_equation,
     plain,
     read_number,
     remembered,
+    rewrite,
+    undressed,
 )
 from oxrl_graders.relations import (
-    closing_bracket,
+    EndlessError,
     compare,
+    deadline,
     library,
     mark_relations,
     parse,
+    same_number,
     spelling,
 )
 from oxrl_graders.rewrites import rewritten
@@ -55,15 +65,56 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _GLUE = re.compile(r"(?:\\text\{[^{}]*\}|\\q?quad|\\[()\[\],;! ]|[\s$.,;&]|\b(?:and|or)\b)*")
 _LATEX = re.compile(r"\\[a-zA-Z(\[]")
 _ENVIRONMENT = re.compile(r"\$|\\\(|\\\[")
-_PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b(?!>)[^\n.:=]{0,60}?(?:\bis\b|:|=)")
+_PROSE = re.compile(
+    r"""(?imx)
+    ^\W*A:
+  | (?: \banswers?\b(?!>)
+      | \b(?:Antwort|Ergebnis|Lösung|réponse|résultat|respuesta|resultado|solución|resposta|risposta
+          |ответ)\b
+      | 答案|结果|結果|答え|解答|정답 )
+    [^\n.:=。：]{0,60}? (?: \b(?:is|ist|lautet|est|es|é|è|равен)\b | 是|为|為|は|：|:|= )
+    """
+)
 # What prose must hold to state an answer: a digit, LaTeX or a set that has a name.
 _READABLE = re.compile(r"(?i)[\d\\$∅ℝ]|\bno (?:real )?solution|\bempty set|\breal numbers")
-_SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+# Not the point of an abbreviation or of an ordinal before its noun.
+_SENTENCE_END = re.compile(
+    r"""(?x)
+    (?<!\.) (?: (?<!\b[a-zA-Z]{2})(?<!\b[a-zA-Z]{3}) | (?!.\s+\d) ) [.!?] (?=\s|\Z)
+        (?! \s+(?:Potenz|Wurzel|Jan|Feb|März|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez) )
+  | [。！？]
+    """
+)
+# What takes back the answer before it, up to the one in its place.
+_TAKEN_BACK = re.compile(
+    r"""(?ix)
+    [?.!,;:。？！，、；…—–-]+ \s*
+    (?: (?:no|nope|nein|non|não|нет|不|いや|いえ|いいえ|아니)(?:\ wait)?\s*[,.:;!，、。：！—–-]
+      | (?:wait|actually|sorry|oops|correction|scratch\ that|i\ mean|(?:or\ )?rather|moment|halt
+          |warte|korrektur|besser\ gesagt|vielmehr|attendez|attends|pardon|plutôt|en\ fait|espera
+          |espere|perdón|mejor\ dicho|digo|corrección|aspetta|стоп)\b
+      | 不对|不對|错了|等等|更正|等一下|待って|違う|違います|訂正 )
+    (?: [\s,:;.。，、：…]+
+      | (?:it|this|that|the|correct|right|real|true|answer|should|must|have|been|be|was|is
+          |to|make|in|fact|sorry|mean|i|no|wait|actually|rather|es|ist|muss|sein|die|das|richtige
+          |antwort|lautet|sind|c['’]est|ce|la|réponse|est|bonne|doit|être|respuesta|son|debe|ser
+          |correcta|sería|é|è|это|it['’]s|that['’]s)(?=[\s,:;])
+      | 应该|應該|正确|答案|是|为|正しくは|答え|は )*
+    (?=[-–−+$€£(]*[\d\\])
+  | [?？]\s*(?:no|nein|non|não|нет|不|いや|いえ|いいえ|아니)(?![^\W\d_])
+    """
+)
+# "or" and "and" of other languages, in the text of a formula or between two.
+_OR = r"(?:oder|ou|o|или|或者?|または|もしくは|또는)"
+_AND = r"(?:und|et|y|e|и|和|与|與|以及|と|および|及び?)"
+_PLACE = r"\\text\s*\{{\s*{0}\s*\}}|(?<=[\d$}})\]])\s*{0}(?![a-zA-Z])\s*(?=\$|\\[(\[b]|[a-z]\s*=)"
+_JOINERS = compiled((_PLACE.format(_OR), " or "), (_PLACE.format(_AND), " and "))
 # Bounds on what a response that repeats itself thousands of times can cost.
 _LONGEST_LINE = 2000
 _MOST_BOXES = 16
 _LONGEST_TEXT = 10_000
 _LONGEST_STATEMENT = 12  # words
+_DEADLINE_S = 8  # less than a worker gets by default
 # "x = 1 or x = 3" states no number, "x = 2 + 3 = 5" does.
 _SEVERAL = re.compile(r"=.*(?:\bor\b|\band\b|[;&]|,(?!\d{3})).*=")
 _MATH = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -136,16 +187,22 @@ def math_reward(response: str, answer: object) -> Score:
             solution that ends in a marker.
 
     Returns:
-        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` cannot be read.
+        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` cannot be read, "timeout" if
+        the two cannot be compared in a few seconds.
     """
     gold = _gold_text(answer)
-    if gold is None or not _is_readable(gold):
-        reason = f"cannot read the ground truth {answer!r} as mathematics"
-        return Score(value=None, status="invalid", reason=reason)
-    final = _final_answer(response)
-    if final is None:
-        return Score(value=0.0, reason="no answer found")
-    equal = _is_equal(final, gold)
+    try:
+        with deadline(_DEADLINE_S):
+            if gold is None or not _is_readable(gold):
+                reason = f"cannot read the ground truth {answer!r} as mathematics"
+                return Score(value=None, status="invalid", reason=reason)
+            final = _final_answer(_readied(response))
+            if final is None:
+                return Score(value=0.0, reason="no answer found")
+            equal = _is_equal(final, gold)
+    except EndlessError as error:
+        reason = f"cannot compare with the ground truth {gold!r}: {error}"
+        return Score(value=None, status="timeout", reason=reason)
     if equal:
         return Score(value=1.0)
     read = repr(final.text[-80:])
@@ -162,7 +219,7 @@ def _gold_text(answer: object) -> str | None:
             return None
         if answer.is_integer():
             answer = int(answer)
-    return str(answer).strip() or None
+    return _readied(str(answer)).strip() or None
 
 
 def _is_equal(final: _Final, gold: str) -> bool | None:
@@ -170,9 +227,13 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
     right = _marked_final(gold)
     number = _read_number(final)
     expected = _read_number(right)
-    if number and expected and (number.exact and expected.exact or number.values & expected.values):
+    if expected and expected.comma:
+        expected = None
+    if number and expected:
         names = [match[1] for match in map(_ASSIGNED.match, (final.text, right.text)) if match]
-        return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
+        agreed = names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
+        if agreed or not number.comma:
+            return agreed
     said = _statement(final)
     meant = _statement(right)
     if said and spelling(said) == spelling(meant):
@@ -196,7 +257,9 @@ def _same_value(meant: str, said: str) -> bool | None:
     found = _without_label(said, meant)
     if not (wanted and found):
         return False
-    return library().verify(parse(wanted), parse(found), timeout_seconds=None)
+    terms = (parse(wanted), parse(found))
+    decided = same_number(*terms[0][:1], *terms[1][:1]) if all(terms) else None
+    return library().verify(*terms, timeout_seconds=None) if decided is None else decided
 
 
 def _without_label(text: str, other: str) -> str:
@@ -218,10 +281,18 @@ def _is_readable(gold: str) -> bool:
     if _read_number(final):
         return True
     meant = _statement(final)
-    if any(same(meant, meant) for same in (same_form, same_solutions, compare)):
-        return True
     # A string is text that math-verify could not parse; alone it is no expression.
-    return not all(isinstance(item, str) for item in parse(meant))
+    try:
+        if not all(isinstance(item, str) for item in parse(meant)):
+            return True
+        return any(same(meant, meant) for same in (same_form, same_solutions, compare))
+    except EndlessError:
+        return True  # It may be spelled alike.
+
+
+def _readied(text: str) -> str:
+    """A text without what only changes how its formulas look."""
+    return rewrite(undressed(text), _JOINERS)
 
 
 @remembered
@@ -284,7 +355,8 @@ def _answer_tag(text: str) -> Iterator[_Final]:
     before, tag, after = text.rpartition("<answer>")
     if tag:
         # Nothing of a response is kept: only ground truths come again.
-        found = _marked_final.__wrapped__(after.partition("</answer>")[0].strip())
+        told = _TAKEN_BACK.split(after.partition("</answer>")[0])[-1]
+        found = _marked_final.__wrapped__(told.strip())
         yield dataclasses.replace(found, start=len(before), bare=False)
 
 
@@ -303,7 +375,9 @@ def _last_boxes(text: str) -> Iterator[_Final]:
         end = brace + 1
     said_before = text[:start].rpartition("\n")[2]
     said_after = text[end : end + _LONGEST_LINE]
-    if contents and "denied" not in around(plain(said_before[-_LONGEST_LINE:]), said_after):
+    taken_back = _TAKEN_BACK.match(said_after)
+    turned = around(plain(said_before[-_LONGEST_LINE:]), said_after)
+    if contents and not (taken_back or "denied" in turned):
         yield _Final(", ".join(contents), start, boxed=True)
 
 
@@ -325,8 +399,11 @@ def _prose(text: str) -> Iterator[_Final]:
 
 
 def _first_line(text: str) -> str:
-    """The first line with content, without the punctuation that joins it to a marker."""
-    return text.lstrip(" \t\r\n:=*").partition("\n")[0].strip()
+    """The first line with content, without the punctuation that joins it to a marker, and without
+    what it takes back.
+    """
+    line = text.lstrip(" \t\r\n:=*").partition("\n")[0]
+    return _TAKEN_BACK.split(line)[-1].strip()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -339,12 +416,14 @@ def _read_number(final: _Final) -> Quantity | None:
         return None
     text = mark_relations(text if final.marked else _QUOTE.sub("", text))
     formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
+    if FALSE.search(text):
+        return None
     result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
     if final.marked and re.search(r"\d", result):
         if is_equation(text):
             return None
         text = result
-    lead = final.lead if final.marked else ""
+    lead = "" if not final.marked else final.lead and plain(final.lead)
     return read_number(text, lead, last=not final.marked, formula=formula)
 
 

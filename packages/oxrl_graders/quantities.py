@@ -32,61 +32,124 @@ def compiled(*rows: tuple[str, str]) -> Table:
     return [(re.compile(pattern), new) for pattern, new in rows]
 
 
+# The groups say what a number is multiplied by.
+_MAGNITUDE = r"""
+    (?: (?P<x12>dozens?|dutzend|douzaines?|docenas?|dúzias?|打)
+      | (?P<x100>hundreds?|hundert|centaines?|cientos?|百|백)
+      | (?P<x1000>thousands?|tausend|tsd|mille|milliers?|mil|mila|тыс(?:яч\w?)?|千(?![克米瓦卡])|천)
+      | (?P<x10000>[万萬만]) | (?P<x100000>lakhs?|lacs?|लाख)
+      | (?P<x1000000>millions?|millionen|mio|mill[oó]n|millones|mln|milion[ei]|milh[õã]o|milhões
+        |млн|миллион\w*)
+      | (?P<x10000000>crores?|करोड़) | (?P<x100000000>[亿億억])
+      | (?P<x1000000000>billions?|bn|milliarden?|mrd|milliards?|miliard[io]|bilh[õã]o|bilhões|млрд
+        |миллиард\w*)
+      | (?P<x1000000000000>trillions?|billionen|billones|trilh[õã]o|trilhões|兆|조)
+    )(?![a-z])\.?
+"""
 # At most 3 exponent digits: 1e999999999 must stay cheap to compare.
 _NUMBER = re.compile(
-    r"""
-    (?<![\w.^\\√∛|])(?<![\^_]\{)
+    rf"""
+    (?<![^\W\u2e80-\uffef])(?<![.^\\√∛|])(?<![\^_]\{{)
     (?P<sign>[-+]?\s?|\b(?:minus|negative)\s) [$€£¥₹₩]?\s?(?P<inner>-?)
-    (?:(?P<whole>\d{1,99})\s+(?=\d+\s?/\s?\d))?          # 2 1/3
+    (?:(?P<whole>\d{{1,99}})\s+(?=\d+\s?/\s?\d))?          # 2 1/3
     (?P<digits>
-        \d{1,3}(?:,\d{3})+(?![\d,]) (?:\.\d+)?           # 1,234.5
-      | \d{1,3}(?:\\?\ \d{3})+(?![\d,]) (?:\.\d+)?       # 1 234.5
-      | \d{1,2}(?:,\d{2})+,\d{3}(?![\d,])                # 12,34,567
+        \d{{1,3}}(?:,\d{{3}})+(?![\d,]) (?:\.\d+)?           # 1,234.5
+      | \d{{1,3}}(?:\\?\ \d{{3}})+(?![\d,]) (?:\.\d+)?       # 1 234.5
+      | \d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?![\d,])                # 12,34,567
+      | \d{{1,3}}(?:\.\d{{3}})+,\d+(?![\d.,]\d)              # 1.234,5
       | \d+,\d+(?![\d,])                                 # 1000,99: a decimal comma
-      | (?:\d+(?:\.\d+)?|\.\d+) (?:[eE][-+]?\d{1,3}(?!\w))?
+      | (?:\d+(?:\.\d+)?|\.\d+) (?:[eE][-+]?\d{{1,3}}(?!\w))?
     )
-    (?:\s?/\s?(?P<below>0*[1-9]\d{,99}))?
-    (?:\s?[×·*]\s?10\s?\^\{?(?P<power>[-+]?\d{1,3})\b\}?)?
-    (?P<percent>[\s\u2060]*(?:%|percent\b|pct\b))?
-    (?:[\s\u2060]*(?P<magnitude>hundred|thousand|million|billion|trillion|dozen|lakh|crore)s?\b)?
+    (?:\s?/\s?(?P<below>0*[1-9]\d{{,99}}))?
+    (?:\s?[×·*]\s?10\s?\^\{{?(?P<power>[-+]?\d{{1,3}})\b\}}?)?
+    (?P<percent>[\s\u2060$]*(?:%|percent\b|pct\b|per\ cent\b|prozent\b|pour\ cent\b|por\ cient?o\b
+        |パーセント|퍼센트))?
+    (?P<magnitude>(?:[\s\u2060$]*{_MAGNITUDE})*)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _LONGEST = 1000  # characters: reading digits takes the square of their number
 _GROUPED = re.compile(r"[1-9]\d{,2}(?:,\d{3})+(?:\.\d+)?|[1-9]\d?(?:,\d{2})+,\d{3}")
-_MAGNITUDES = {
-    "hundred": 100,
-    "thousand": 1000,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
-    "lakh": 10**5,
-    "crore": 10**7,
-}
-# The groups are units: two spellings of one do not contradict each other.
+# The groups are units: two spellings of one do not contradict each other. Case tells some apart.
 _UNIT = re.compile(
     r"""
-    (?:sq\.?\s|cu\.?\s|square\s|cubic\s)?
-    (?: (?P<kmh>km/hr?|kmph|kph|kmh|k(?:m|ilomet(?:er|re)s?)\sper\shour)
-      | (?P<mph>mph|mi(?:les?)?/hr?|miles?\sper\shour) | (?P<speed>m/s(?:ec)?)
-      | (?P<km>kms?|kilomet(?:er|re)s?) | (?P<cm>cms?|centimet(?:er|re)s?)
-      | (?P<mm>mm|millimet(?:er|re)s?) | (?P<dm>dm|decimet(?:er|re)s?) | (?P<m>met(?:er|re)s?|m)
-      | (?P<mi>miles?|mi) | (?P<ft>ft|feet|foot) | (?P<inch>inch(?:es)?|in) | (?P<yd>yards?|yds?)
-      | (?P<kg>kgs?|kilograms?|kilos?) | (?P<mg>mg|milligrams?) | (?P<g>grams?|gms?|g)
-      | (?P<lb>lbs?|pounds?) | (?P<oz>oz|ounces?) | (?P<t>tons?|tonnes?)
-      | (?P<ml>m[lL]|millilit(?:er|re)s?) | (?P<l>lit(?:er|re)s?|[lL])
-      | (?P<hour>hours?|hrs?|h) | (?P<minute>minutes?|mins?) | (?P<second>seconds?|secs?|s)
-      | (?P<day>days?) | (?P<week>weeks?) | (?P<month>months?) | (?P<year>years?|yrs?)
+    (?: (?P<km>kms?|[Kk]ilom[eè]t(?:er|re|ro)s?|千米|公里|キロメートル)
+      | (?P<cm>cms?|[CcZz]ent[ií]m[eè]t(?:er|re|ro)s?|厘米|センチメートル)
+      | (?P<mm>mm|[Mm]il+[ií]m[eè]t(?:er|re|ro)s?|毫米|ミリメートル)
+      | (?P<dm>dm|[Dd][eé]c[ií]m[eè]t(?:er|re|ro)s?|分米)
+      | (?P<m>[Mm][eè]t(?:er|re|ro)[sn]?|m|米|メートル)
+      | (?P<mile>miles?|mi|[Mm]eilen?|millas?|英里|マイル)
+      | (?P<ft>ft|feet|foot|Fuß|pieds?|pies?|英尺|フィート)
+      | (?P<inch>inch(?:es)?|in(?!\s+\d)|Zoll|pouces?|pulgadas?|英寸|インチ) | (?P<yd>yards?|yds?)
+      | (?P<kg>kgs?|[Kk]ilogram(?:m|me|o)?s?|[Kk]ilos?|千克|公斤|キログラム)
+      | (?P<mg>mg|[Mm]il+igram(?:m|me|o)?s?|毫克|ミリグラム)
+      | (?P<g>[Gg]ram(?:m|me|o)?s?|gms?|g|克|グラム)
+      | (?P<lb>lbs?|pounds?) | (?P<oz>oz|ounces?)
+      | (?P<t>tons?|[Tt]onn?es?|Tonnen?|toneladas?|吨|トン)
+      | (?P<ml>m[lL]|[Mm]il+ilit(?:er|re|ro)s?|毫升|ミリリットル)
+      | (?P<l>[Ll]it(?:er|re|ro)s?|[lL]|升|リットル)
+      | (?P<hour>hours?|hrs?|h|Stunden?|Std|heures?|horas?|个?小时|時間|시간)
+      | (?P<minute>min(?:ute|uto)?s?|Minuten?|Min|分钟?|분)
+      | (?P<second>sec(?:ond)?s?|s|Sekunden?|Sek|secondes?|segundos?|秒钟?|초)
+      | (?P<day>days?|Tagen?|jours?|días?|天|日)
+      | (?P<week>weeks?|Wochen?|semain?[ea]s?|周|星期|週間)
+      | (?P<month>months?|Monaten?|mois|mes(?:es)?|个月|[かヶケ]月)
+      | (?P<year>years?|yrs?|Jahren?|ans|années?|años?|年)
       | (?P<am>[aA]\.?\s?[mM]\b\.?) | (?P<pm>[pP]\.?\s?[mM]\b\.?)
-      | (?P<celsius>°[\s\u2060]*C) | (?P<fahrenheit>°[\s\u2060]*F) | (?P<degree>°|degrees?|deg)
-      | (?P<kelvin>K)
-      | (?P<cent>cents?) | (?P<watt>k?W|watts?) | (?P<volt>V|volts?) | (?P<newton>N|newtons?)
-      | (?P<joule>k?J|joules?) | (?P<amp>A|amps?) | (?P<hz>[kMG]?Hz) | (?P<pa>k?Pa) | (?P<kwh>kWh)
-      | (?P<mol>mol) )
-    (?![^\W\d_]|&)
+      | (?P<celsius>°[\s\u2060]*C) | (?P<fahrenheit>°[\s\u2060]*F)
+      | (?P<degree>°|degrees?|deg|Grad|degrés?|grados?|度) | (?P<kelvin>K)
+      | (?P<cent>cents?) | (?P<dollar>dollars?) | (?P<watt>k?W|watts?) | (?P<volt>V|volts?)
+      | (?P<newton>N|newtons?) | (?P<joule>k?J|joules?) | (?P<amp>A|amps?) | (?P<hz>[kMG]?Hz)
+      | (?P<pa>k?Pa) | (?P<kwh>kWh) | (?P<mol>mol) | (?P<unit>units?(?=\s*\^))
+      | (?P<bc>BCE?|B\.C\.(?:E\.)?|v\.\s?Chr\.) | (?P<ad>CE|AD|A\.D\.|n\.\s?Chr\.) )
+    (?![^\W\d_\u2e80-\uffef]|&)
     """,
     re.VERBOSE,
+)
+# Of two units that make one amount, how many of the second the first is.
+_SIZES = {
+    "week day": 7,
+    "day hour": 24,
+    "hour minute": 60,
+    "minute second": 60,
+    "year month": 12,
+    "km m": 1000,
+    "m cm": 100,
+    "ft inch": 12,
+    "kg g": 1000,
+    "lb oz": 16,
+    "dollar cent": 100,
+}
+_AMOUNT = re.compile(
+    r"(?<![\d.,/])(\d{1,30}(?:\.\d{1,30})?)[\s\u2060$]*([^\W\d_]+)[\s\u2060$,.]*"
+    r"(?:and|und|et|y|e|と)?[\s\u2060$]*(\d{1,30})[\s\u2060$]*([^\W\d_]+)"
+)
+_MONTH = re.compile(
+    r"""
+    \b (?: (?P<m1>jan(?:uary?|uar|vier)?|enero|janeiro|gennaio|января)
+      | (?P<m2>feb(?:ruary?|ruar)?|févr(?:ier)?|febrero|fevereiro|febbraio|февраля)
+      | (?P<m3>mar(?:ch|s|zo|ço)?|märz|марта) | (?P<m4>apr(?:ile?)?|avril|abril|апреля)
+      | (?P<m5>ma[iy]|mayo|maio|maggio|мая) | (?P<m6>june?|juni|juin|junio|junho|giugno|июня)
+      | (?P<m7>july?|juli|juillet|julio|julho|luglio|июля) | (?P<m8>aug(?:ust)?|août|agosto|августа)
+      | (?P<m9>sept?(?:ember|embre|iembre)?|setembro|settembre|сентября)
+      | (?P<m10>o[ck]t(?:ober|obre|ubre)?|outubro|ottobre|октября)
+      | (?P<m11>nov(?:ember|embre|iembre|embro)?|ноября)
+      | (?P<m12>de[cz](?:ember|embre|iembre)?|décembre|dicembre|dezembro|diciembre|декабря) )\b\.?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# A date as a number with a unit: days of that month, or without a day years of it.
+_DATES = compiled(
+    (
+        r"month(\d+)\s+(\d\d?)(?![\d:/.]?\d)(?:st|nd|rd|th)?\b(?:,?\s+(?:del?\s+)?(\d{4})\b)?",
+        r"\2 days/month\1_\3",
+    ),
+    (
+        r"\b(\d\d?)(?:st|nd|rd|th|\.|er|º)?\s+(?:(?:of|de)\s+|d['’])?month(\d+)(?:\s*,?\s*(?:del?\s+)?(\d{4})\b)?",
+        r"\1 days/month\2_\3",
+    ),
+    (r"month(\d+)(?:\s*,?\s*(?:del?\s+)?)(\d{4})\b", r"\2 years/month\1_"),
+    (r"(?:(\d{4})\s*[年년]\s*)?0?(\d\d?)\s*[月월]\s*(\d\d?)\s*[日号號일]", r" \3 days/month\2_\1 "),
 )
 # A degree may be of either scale.
 _ALIKE = ({"degree", "celsius"}, {"degree", "fahrenheit"})
@@ -105,8 +168,8 @@ _WORD = re.compile(
     re.VERBOSE,
 )
 _PER = re.compile(
-    r"(?:\s?\^\{?-?[1-3]\}?(?!\d))?"
-    r"(?P<per>(?:\s?/\s?|\sper\s)(?:[^\W\d_]{2,}|[smhLl](?![^\W\d_]))(?:\^\{?[1-3]\}?)?)?"
+    r"(?:\s*\^\{?(?P<power>-?[1-3])\}?(?!\d))?"
+    r"(?:(?:\s?/\s?|\sper\s)(?P<per>(?:[^\W\d_]{2,}[\d_]*|[smhLl](?![^\W\d_]))(?:\^\{?[1-3]\}?)?))?"
 )
 # Text of LaTeX: what stands in it is words, where a letter of the formula is a variable.
 TEXT_COMMAND = re.compile(
@@ -119,14 +182,67 @@ _FOLDED = compiled(
     (r"ℝ", r"\\mathbb{R}"),
     (r"ℤ", r"\\mathbb{Z}"),
 )
+_NORMAL = compiled(
+    ("⁄", "/"),
+    # A dash of any length that stands directly at what follows it, and at nothing before.
+    (r"−|(?:(?<![^\s${(=:是为為は]))[–—‐](?=[\d.\\])|(?<=\})\s?[–‐]\s?", "-"),
+)
 _PLAIN = compiled(
     (r",\\!\s*|\{,\}", ","),
+    (r"(?<=\d)\s*~\s*(?=\d(?!\d\d(?!\d)))", "–"),
     (TEXT_COMMAND.pattern, " \u2060\\1 "),
     (r"\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", r" \1\2/\3\4"),
     (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
     (r"\\(?:times|cdot)(?![a-zA-Z])", "×"),
     (r"\\([$%])", r"\1"),
     (r"\\[,;:! ]|\\[()\[\]]|\*\*|`|~", " "),
+    (r"\b(?:kmph|kph|kmh)\b", "km/h"),
+    (r"\bmph\b", "miles/h"),
+    (
+        r"(?:\b(?:sq\.?|square)\s|[qQ]uadrat|平方)"
+        r"((?:[cdkmz]\w{3,5})?[mM][eè]t[er]+s?|[ckmd]?m|fe?e?t|foot|in(?:ch\w*)?|yd|yards?|mi(?:les?)?|units?"
+        r"|[ァ-ー]+|[厘千分毫]?米|公里)(?![a-z])",
+        r"\1^2",
+    ),
+    (
+        r"(?:\b(?:cu\.?|cubic)\s|[kK]ubik|立方)"
+        r"((?:[cdkmz]\w{3,5})?[mM][eè]t[er]+s?|[ckmd]?m|fe?e?t|foot|in(?:ch\w*)?|yd|yards?|mi(?:les?)?|units?"
+        r"|[ァ-ー]+|[厘千分毫]?米|公里)(?![a-z])",
+        r"\1^3",
+    ),
+    (r"([^\W\d_]{2,})\s(?:carrée?s?|cuadrad[oa]s?|quadrad[oa]s?|squared)\b", r"\1^2"),
+    (r"([^\W\d_]{2,})\s(?:cubes|cúbic[oa]s?|cubed)\b", r"\1^3"),
+)
+_GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_COLOR = r"\\(?:text)?color\s*(?:\[\w*\])?\s*\{[^{}]*\}"
+# A command that changes only how the group after it looks, or the group that it stands in.
+_DRESS = (
+    rf"(?:{_COLOR}|\\(?:under(?:line|bar)|uline|boldsymbol|bm|math(?:bf|it|normal)|displaystyle"
+    rf"|math(?:rm|sf)(?=\s*\{{\s*(?:[-\d]|\\frac|\\sqrt))|[lL]arge|LARGE|[hH]uge)\s*){_GROUP}"
+)
+_UNDRESSED = compiled(
+    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    (_DRESS, r" \1 "),
+    (_DRESS, r" \1 "),
+    (
+        r"(?<![\w}\]\\])\{\s*\\(?:[lL]arge|[hH]uge|bf|it)(?![a-zA-Z])([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}",
+        r" \1 ",
+    ),
+    (
+        r"\{\s*\\rm(?![a-zA-Z])"
+        r"|\\(?:text(?!color|style|width)[a-z]{2,6}|emph|[mh]box|rm|mathsf|mathtt)\s*\{",
+        r"\\text{",
+    ),
+    (
+        rf"{_COLOR}|\\(?:[hv]space|phantom|tag|label)\*?\s*\{{[^{{}}]*\}}|\\(?:[lL]arge|LARGE|[hH]uge|small"
+        r"|normalsize|tiny|displaystyle|textstyle|bf|it|boldmath|hfill|nolimits)(?![a-zA-Z])",
+        " ",
+    ),
+    # What ends a row, and space at the ends of a formula.
+    (r"[.,;]\s*(?=\\\\|\\end\{(?:cases|array|aligned)\})", " "),
+    (r"(?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+(?=\$|\}|\\\)|\\\]|\Z)", " "),
+    (r"(?:\A|(?<=[${]))(?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+", " "),
 )
 _VARIABLE = r"(?<![a-zA-Z\\])(?:[a-z]|[A-Z]{1,3})(?![a-zA-Z])"
 _EQUATION = re.compile(
@@ -139,22 +255,60 @@ _SIDE = compiled(
     (r"\\sqrt|\^", "+"),
     (r"\\[a-zA-Z]+", " "),
 )
+# Two plain numbers of which one is said to be the other.
+FALSE = re.compile(
+    r"(?:\A|[,.:;。，：$]|[\u3040-\u9fff]|\b(?:is|get|so|have|that|hence|then))[\s$]*(-?\d+)[\s$]*="
+    r"[\s$]*(?!\1(?!\d))-?\d+(?![\d.,]*[\s$]*[-+*/^×÷·(\d.,%])"
+)
 _OPERATORS = r"[/*^×÷·+±<>≤≥≠|√∛⌊⌈_]|\d\s*-|\bsqrt\b|[([{]"
 _OPERAND_BEFORE = re.compile(r"(?:[\d)]|(?<![a-zA-Z])[a-zA-Z])\s*$")
+# Between two numbers that are both said.
+_JOIN = (
+    r"bis|oder|und|ou|et|à|o|u|y|e|a|hasta|soit|ni|или|и|до|到|至|或者?|还是|和|与|與|及|跟|、|か|または|もしくは"
+    r"|あるいは|から|と|や|~|또는|에서"
+)
 # What stands directly before a number and makes another statement of "it is this number". A verb
 # of its own ends what a "not" denies: "the people who do not like it are 5" denies no number.
 _BEFORE = re.compile(
     r"""
     (?: (?P<denied>
-        \b(?:not|never|cannot|neither|nor|without|no\ longer|\w*n['’]t)\b (?:\s+[^\W\d][\w'’-]*)?
+    \b(?:nicht|kein\w{,2}|niemals|nie|ungleich|weder|statt|außer)\b
+        (?:\s+(?:gleich|genau|einfach|nur|die|der|das|etwa))*
+  | \b(?:pas|jamais|ni|aucune?|différente?s?\ (?:de|à)|plutôt\ que)\b
+        (?:\s+(?:égale?s?|à|exactement|de|du|tout|la|le|simplement))*
+  | (?:\b(?:no|nunca|jamás|tampoco|ni|não|nem|non|mai)\b
+        (?:\s+(?:es|son|era|sea|hay|puede|ser|está|da|é|são|è|sono|igual|uguale|a|exactamente))*
+      | \b(?:distint[oa]s?|diferentes?|divers[oa])\ (?:de|a|da))
+  | \b(?:не|ни|niet|geen)\b (?:\s+(?:равно|gelijk|aan))*
+  | (?:不(?:可能|会|應該|应该|能|再|一定)?(?:是|等于|等於|为|為)
+      |[并並][非不](?:是|等于)?|绝非|没有|沒有|非|無く)
+      | \b(?:not|never|cannot|neither|nor|without|no\ longer|\w*n['’]t)\b (?:\s+[^\W\d][\w'’-]*)?
         (?:\s+(?!(?:is|are|was|were|equals?|ha[sd]|have|gives?|makes?|leaves?|so|then|but|who|that
             |which|because|since|as|when|while|where|if)\b)[^\W\d][\w'’-]*){0,4}
       | \b(?:false|untrue|doubts?|wrong|incorrect|disagree|deny|not\ (?:true|the\ case|so)
           |(?:do|does|did)(?:\ not|n['’]t)\ (?:think|believe)(?:\ that)?\ the\ (?:\w+\ )?answer)
         (?:\s+[\w'’]+){0,6}
-      | \b(?:instead\ of|except|(?:anything|all)\ but|far\ from|nowhere\ near|differ\w*\ from)
+      | \b(?:instead\ of|except|(?:anything|all)\ but|far\ from|nowhere\ near|differ\w*\ from
+          |unequal\ to)
     ) | (?P<turned>
-        \b(?:than|at\ (?:the\ )?(?:most|least)|under|over|below|above|beyond|between|short\ of
+    \b(?:mindestens|höchstens|maximal|minimal|über|unter|zwischen|bis\ zu
+      |(?:mehr|weniger|größer|kleiner|höher|niedriger)\ als)
+  | \b(?:au\ (?:moins|plus)|(?:plus|moins)\ (?:de|que)
+      |(?:supérieur|inférieur)e?s?\ (?:ou\ égale?\ )?à
+      |entre|jusqu['’]à|(?:plus\ (?:grand|petit)e?s?)\ que|maximum|minimum|soit)
+  | \b(?:al\ menos|por\ lo\ menos|como\ (?:máximo|mínimo|mucho|poco)|(?:más|menos)\ (?:de|que)
+      |(?:mayor|menor|superior|inferior)e?s?\ (?:o\ igual\ )?(?:que|a|de)|hasta|desde
+      |mais\ de|pelo\ menos|no\ máximo|più\ di|meno\ di|almeno|al\ massimo|не\ менее|больше|меньше)
+  | \b(?:puissance|racine|Potenz|Wurzel|potencia|raíz|doppelte?|double|doble|hälfte|moitié|mitad)
+        (?:\s+(?:de|von|du|carrée?|cuadrada|aus))*
+  | (?:大于|大於|小于|小於|至少|至多|最多|最少|最大|最小|超过|超過|不到|不足|多于|多於
+      |少于|少於|[高低]于|介于|不[超少多大小].于?
+      |少なくとも|最低でも|多くとも|最大でも|分之|分の|平方根|根号|根號|√|のうち)
+  """
+    rf"| \d[\d.,$]*\s*[\u3040-\u9fff]{{,2}}?\s*(?:{_JOIN}) | "
+    r"(?<!from\ )(?<![\d.])\d[\d.,]*\s+(?:to|or)"
+    r"""
+      | \b(?:than|at\ (?:the\ )?(?:most|least)|under|over|below|above|beyond|between|short\ of
           |(?<!rounds\ )(?<!rounded\ )(?<!adds\ )(?<!add\ )(?<!adding\ )up\ to
           |exceed(?:s|ing)?|as\ (?:many|much|few|little)\ as|(?:hundred|thousand|million)\ and
           |times|plus|minus|twice|thrice|double|triple|half|mod(?:ulo)?|base|sqrt|log|ln|sin|cos|tan
@@ -168,7 +322,7 @@ _BEFORE = re.compile(
         (?<!answer\ )(?<!option\ )(?<![\w'’.])[b-zB-HJ-Z\u0370-\u03ff]        # a variable
       | (?<![a-zA-Z:]\s)(?<![\w.])\d{1,99}\s?:\s?\Z                         # a ratio
       | (?<!\A[A-Z])(?<!\s[A-Z])\)\Z | \w[-+]\Z
-      | [^\s\w.,:;=!?"'“”’*)\]$€£¥₹₩≈\u2060-]
+      | [^\s\w.,:;=!?"'“”’*)\]$€£¥₹₩≈\u2060。、「『【《-]
     ) ) [\s\u2060]*[$€£¥₹₩]?\s*$
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -176,13 +330,30 @@ _BEFORE = re.compile(
 # The same after it, or after it and some words. A dash before words is no operator.
 _AFTER = re.compile(
     r"""
-    (?P<denied> [\s\u2060$]* (?:
+    (?P<denied>
+    [个個人元円本枚つ]?(?:では|じゃ|とは|で|に|と)?(?:は)?
+        (?:あり(?!ます)ません|ない(?!し)|な[いか]|ありません|異な|違|等しくな|等しくあり|言えな|以外)
+  | (?:是|就是)?(?:错|錯|不对|不對|不正确|不是)
+  | 이?[가이은는]?\s*아[니닙]
+  | \s*(?:ist|est|es|è|é)\s+(?:falsch|nicht|faux|incorrecto|falso|sbagliato|errado|no|pas)\b
+  | \s*n['’]est\s+pas\b | \s+no\s+es\b
+      | [\s\u2060$]* (?:
         (?:(?:is|was|does|would|could|can|must|should|will)\s+)?
         (?:not|never|cannot|neither|nor|without|no\ longer|\w*n['’]t)\b
       | (?:\s*(?!(?:who|that|which|because|since|as|when|while|so|where|if)\b)[^\W\d_]{2,}\s+)?
         (?:is|are|was|were|seems?|looks?)\s+
         (?:wrong|incorrect|false|impossible|too|not\ (?:the|correct|right))\b )
-    ) | (?P<turned> [\s\u2060$]* (?:
+    ) | (?P<turned>
+    [个個人元円本枚つ]?(?:以上|以下|以内|以外|未満|未滿|より|を(?:超|下回|上回)|超|多[个個人元]|余[个人元]|[个個]?半)
+  | [次]?(?:方根|乗根|次方|次幂|乗|次冪|次根|平方根) | [折割成] | 分之 | 分の | の\d+乗 | 倍根
+    """
+    rf"| \s*(?:{_JOIN})\s*[-+$]?\d | [.‥…]{{2,}}\s*\d"
+    r"""
+  | \s*(?:oder|ou|o|и|или)\s+(?:mehr|weniger|plus|moins|más|menos|mais|più|meno|больше|меньше)\b
+  | (?:\.\s?|-?(?:te[nr]?)\s|(?:e|ème|ième|er|[ºªoa°])\s|\.[ºªoa]\s)
+      (?:Potenz|Wurzel|puissance|racine|potencia|raíz|potência|raiz|potenza|radice)
+  | (?:st|nd|rd|th)[\s\u2060-]+(?:power|root|degree|order|derivative)
+      | [\s\u2060$]* (?:
         (?:plus|minus|squared|cubed|factorial|choose|remainder|mod|half|halves|thirds
           |in\s(?:\d{1,2}|two|three|four|five|six|seven|eight|nine|ten)(?!\s?\w|\.\d)
           |(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths)\b
@@ -200,7 +371,7 @@ _AFTER = re.compile(
           | (?:at\ )?(?:the\ )?(?:most|least|minimum|maximum)\b ) )
     ) | (?P<operator> (?!\s?/\s?(?:[^\W\d_]{3}|kg|hr|km|lb))               # but 5/month
         [\s\u2060$]* (?: ! | \)\s?[(\w^] | [-+](?!\s+[a-zA-Z]{2}) | _ | [–—:]\s*[\d$€£¥₹₩.]
-          | [^\s\w.,:;!?"'“”’*)\]}…$€£¥₹₩—–°Ωµ\u2060+-] ) )
+          | [^\s\w.,:;!?"'“”’*)\]}…$€£¥₹₩—–°Ωµ\u2060。、」』】》+-] ) )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -212,15 +383,18 @@ class Quantity:
 
     Args:
         value: of 20%, 20.
-        percent: whether it may mean a hundredth of this, too: answers are published either way.
-        unit: name of a known unit; empty for none, a word or a currency.
+        percent: whether it may mean a hundredth of this, too: answers are published either way; but
+            for quotients and what is less than 1.
+        unit: power and name of a known unit; empty for none, a word or a currency.
         exact: whether it was written as a decimal, and not as a quotient.
+        comma: whether it may be a list of two numbers as well: `2,1` in a formula.
     """
 
     value: Fraction
     percent: bool
     unit: str
     exact: bool
+    comma: bool
 
     @property
     def values(self) -> set[Fraction]:
@@ -247,7 +421,14 @@ class Quantity:
             and {self.unit, other.unit} not in _ALIKE
         ):
             return False
-        return bool(self.values & other.values)
+        digits = Fraction if self.exact == other.exact else _six_digits
+        return not set(map(digits, self.values)).isdisjoint(map(digits, other.values))
+
+
+def _six_digits(value: Fraction) -> object:
+    """The six digits that two numbers have to share; all of a whole one."""
+    decimal = Decimal(value.numerator) / value.denominator
+    return value if value.denominator == 1 else f"{decimal:.5e}"
 
 
 def rewrite(text: str, table: Table) -> str:
@@ -270,8 +451,36 @@ def folded(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFKC", rewrite(text, _FOLDED))
-    return text.replace("⁄", "/").replace("−", "-")
+    return rewrite(unicodedata.normalize("NFKC", rewrite(text, _FOLDED)), _NORMAL)
+
+
+def undressed(text: str) -> str:
+    """Drop colours, sizes, lines under a formula and space at its ends; write text in one way.
+
+    Args:
+        text: LaTeX, with running text around it or without.
+    """
+    return rewrite(text, _UNDRESSED) if "\\" in text else text
+
+
+def closing_bracket(text: str, start: int, pair: str = "{}") -> int:
+    """Find where the bracket that opened just before `start` is closed.
+
+    Args:
+        text: LaTeX.
+        start: index in `text`, right after the opening bracket.
+        pair: the opening and the closing bracket.
+
+    Returns:
+        The index of the closing bracket; the length of `text` if it is never closed. One after a
+        backslash neither opens nor closes.
+    """
+    depth = 1
+    for sign in re.compile(rf"\\.|[{re.escape(pair)}]", re.DOTALL).finditer(text, start):
+        depth += (sign[0] == pair[0]) - (sign[0] == pair[1])
+        if depth == 0:
+            return sign.start()
+    return len(text)
 
 
 def plain(text: str) -> str:
@@ -280,7 +489,21 @@ def plain(text: str) -> str:
     Args:
         text: of an answer.
     """
-    return rewrite(folded(text), _PLAIN)
+    text = _MONTH.sub(_month, rewrite(folded(text), _PLAIN))
+    return _AMOUNT.sub(_amount, rewrite(text, _DATES))
+
+
+def _month(name: re.Match[str]) -> str:
+    return f"month{(name.lastgroup or '')[1:]} "
+
+
+def _amount(match: re.Match[str]) -> str:
+    """Two numbers that make one amount as one: 2 hours and 30 minutes as 150 minutes."""
+    units = map(_UNIT.match, match.group(2, 4))
+    size = _SIZES.get(" ".join(unit.lastgroup or "" for unit in units if unit))
+    if size is None:
+        return match[0]
+    return f"{size * Fraction(match[1]) + int(match[3])} {match[4]}"
 
 
 def around(before: str, after: str) -> set[str | None]:
@@ -304,6 +527,8 @@ def is_equation(text: str) -> bool:
         text: `x = 5`, `f(x) = 5`, `|AB| = 5` and `2 + 3 = 5` are none, `x + y = 5`, `2x = 10` are.
     """
     side, equals, _ = text.partition("=")
+    if FALSE.search(plain(text)):
+        return True
     return bool(equals and _EQUATION.search(rewrite(side, _SIDE)))
 
 
@@ -333,18 +558,23 @@ def read_number(text: str, lead: str | None, last: bool, formula: bool) -> Quant
         after = after.partition("\n")[0]
     # A number in LaTeX's text is no formula.
     measured = _unit(after, formula and alone and not before.endswith("\u2060"))
-    value = _value(match, formula)
+    value = _value(match)
     if measured is None or value is None or around(before, after):
         return None
     unit, rest = measured
-    if "operator" in around("", rest) or (match["sign"].strip() and _OPERAND_BEFORE.search(before)):
+    if around("", rest) or (match["sign"].strip() and _OPERAND_BEFORE.search(before)):
         return None
     if alone and (
         re.search(_OPERATORS, before)
         or re.search(f"{_OPERATORS}|{_VARIABLE}" if formula else _OPERATORS, rest)
     ):
         return None
-    return Quantity(value, bool(match["percent"]), unit, exact=not match["below"])
+    percent = bool(match["percent"])
+    if percent and (match["below"] or abs(value) < 1):
+        value /= 100
+        percent = False
+    listed = formula and "," in match["digits"] and not _GROUPED.fullmatch(match["digits"])
+    return Quantity(value, percent, unit, exact=not match["below"], comma=listed)
 
 
 def _unit(after: str, formula: bool) -> tuple[str, str] | None:
@@ -358,9 +588,14 @@ def _unit(after: str, formula: bool) -> tuple[str, str] | None:
     per: Any = _PER.match(rest, named.end() if named else 0)
     end = rest[per.end() :]
     if symbol and (
-        symbol.end() > 1 or in_words or (not formula and (apart or per[0] or symbol[0] == "g"))
+        symbol.end() > 1
+        or in_words
+        or not symbol[0].isascii()
+        or (not formula and (apart or per[0] or symbol[0] == "g"))
     ):
-        return "" if per["per"] else symbol.lastgroup or "", end
+        # One name for all spellings: `m3`, `ms2` of meters per second squared.
+        below = re.sub(r"(?<=.)[^\W\d_]|\W", "", per["per"] or "")
+        return f"{symbol.lastgroup}{per['power'] or ''}{below}", end
     if _ATTACHED.match(after) or not re.match(r"[^\W\d_]", rest):
         return "", end if per["per"] else after
     if word is None or (formula and not in_words and word.end() < 3):
@@ -368,16 +603,18 @@ def _unit(after: str, formula: bool) -> tuple[str, str] | None:
     return "", end
 
 
-def _value(match: re.Match[str], formula: bool) -> Fraction | None:
+def _value(match: re.Match[str]) -> Fraction | None:
     digits = re.sub(r"[\s\\]", "", match["digits"])
+    if len(digits) > _LONGEST:
+        return None
     grouped = _GROUPED.fullmatch(digits)
-    if len(digits) > _LONGEST or ("," in digits and formula and not grouped):
-        return None  # In LaTeX "2,1" is a list, in text it is 2.1.
-    value = Fraction(digits.replace(",", "" if grouped else "."))
+    if "," in digits and not grouped:
+        digits = digits.replace(".", "").replace(",", ".")  # 1.234,5
+    value = Fraction(digits.replace(",", ""))
     if match["below"]:
         value = value / int(match["below"]) + int(match["whole"] or 0)
     if match["power"]:
         value *= Fraction(10) ** int(match["power"])
-    if match["magnitude"]:
-        value *= _MAGNITUDES[match["magnitude"].lower()]
+    for word in re.finditer(_MAGNITUDE, match["magnitude"], re.VERBOSE | re.IGNORECASE):
+        value *= int((word.lastgroup or "")[1:])
     return -value if match["sign"].strip(" \n\t+") or match["inner"] else value

@@ -16,12 +16,21 @@ import dataclasses
 import functools
 import logging
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from oxrl_graders.quantities import TEXT_COMMAND, compiled, remembered, rewrite
+from oxrl_graders.quantities import (
+    TEXT_COMMAND,
+    closing_bracket,
+    compiled,
+    remembered,
+    rewrite,
+)
 
 # Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
 _NOISE = r"""(?xi)
@@ -38,9 +47,11 @@ _PLAIN_RELATIONS = compiled(
     (r"<|＜|&lt;", " < "),
     (r">|＞|&gt;", " > "),
 )
-_RELATION = re.compile("[<>≤≥≠]")
-# Relations that no set of reals tells: the same only if spelled alike.
-_OTHER_RELATIONS = re.compile(
+RELATION = re.compile("[<>≤≥≠]")
+# Relations that no set of reals tells, sets of sets and what goes on in dots: the same only if
+# spelled alike.
+OTHER_RELATIONS = re.compile(
+    r"(?:\A|[^a-zA-Z}\]\d])\{\s*\{|\A\{.*,\s*\{|,\s*\.\.\.|"
     r"[≡≫≪⊂⊆⊃⊇∉∝]|\\(?:gg|ll|equiv|sim|cong|propto|perp|parallel|notin|n?mid|lnot|neg)(?![a-zA-Z])"
     r"|\\(?:sub|sup)set(?:eq)?(?![a-zA-Z])|\\not\s*\\in(?![a-zA-Z])"
 )
@@ -55,6 +66,7 @@ _SYMBOLS = compiled(
     (r"∪", r"\\cup "),
     (r"±", r"\\pm "),
     (r"∖", r"\\setminus "),
+    (r"\\[lcd]?dots[cbmio]?(?![a-zA-Z])|…", "..."),
     (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
     (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
     (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
@@ -90,8 +102,8 @@ _INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:ini
 _EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s*0*[1-9]\d{,99})?")
 # Three letters and more in a row are a word, not a product, unless LaTeX or a function.
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
-# A factorial that would take days.
-_ENDLESS = re.compile(r"\d{5}\s*!|\}\s*\)?\s*!|\^\w{,3}\)\s*!")
+# Of the largest number that is worked out.
+_MOST_DIGITS = 100_000
 _OPEN = "([{"
 _CLOSE = ")]}"
 
@@ -175,14 +187,14 @@ def spelling(text: str) -> str:
     Args:
         text: of one answer, without its marker.
     """
-    return re.sub(r"\s|\*\*|`", "", cleaned(text))
+    return re.sub(r"\^\{(\w)\}", r"^\1", re.sub(r"\s|\*\*|`", "", cleaned(text)))
 
 
 @remembered
 def _shape(text: str) -> str:
     """relation, interval, tuple, set (with braces), list or single."""
     text = cleaned(text)
-    if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
+    if RELATION.search(text) or OTHER_RELATIONS.search(text):
         return "relation"
     if _MEMBER.fullmatch(text) or _is_interval(text):
         return "interval"
@@ -202,25 +214,6 @@ def _is_interval(text: str) -> bool:
     ends = split_parts(text[1:-1]) if re.fullmatch(r"[(\[\]][^\[\]&]*[)\]\[]", text) else []
     square = not re.fullmatch(r"\(.*\)", text)
     return len(ends) == 2 and (square or any(_INFINITY.fullmatch(end.strip()) for end in ends))
-
-
-def closing_bracket(text: str, start: int, pair: str = "{}") -> int:
-    """Find where the bracket that opened just before `start` is closed.
-
-    Args:
-        text: LaTeX.
-        start: index in `text`, right after the opening bracket.
-        pair: the opening and the closing bracket.
-
-    Returns:
-        The index of the closing bracket; the length of `text` if it is never closed.
-    """
-    depth = 1
-    for position in range(start, len(text)):
-        depth += (text[position] == pair[0]) - (text[position] == pair[1])
-        if depth == 0:
-            return position
-    return len(text)
 
 
 def bracketed(text: str, pair: str) -> str | None:
@@ -261,7 +254,7 @@ def _read(text: str) -> _Meaning | None:
     """The meaning of a cleaned statement; None if it is no statement."""
     import sympy
 
-    if not text or _OTHER_RELATIONS.search(_BUILDER.sub(" ", text)):
+    if not text or OTHER_RELATIONS.search(_BUILDER.sub(" ", text)):
         return None
     if builder := _BUILDER.fullmatch(text):
         return _read(builder[1].strip())
@@ -269,7 +262,7 @@ def _read(text: str) -> _Meaning | None:
         clauses = pattern.split(text)
         if len(clauses) > 1:
             return _joined(clauses, join)
-    if not _RELATION.search(text):
+    if not RELATION.search(text):
         return _read_values(text)
     if not any(bracket in text for bracket in _OPEN):
         text = THOUSANDS.sub("", text)
@@ -438,6 +431,37 @@ def library() -> ModuleType:
     return math_verify
 
 
+class EndlessError(BaseException):
+    """An expression would take too long to work out. No Exception: sympy drops those."""
+
+
+@contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+    """Bound what runs inside, in the main thread, where a signal can end it.
+
+    Args:
+        seconds: of the clock.
+
+    Raises:
+        EndlessError: it took longer.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise EndlessError(f"it takes more than {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    # Again and again: what was ended may be followed by as much.
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @remembered
 def parse(text: str) -> list[Any]:
     """Read all of a text as math-verify does, and work it out; what is a unit is decided elsewhere.
@@ -446,11 +470,11 @@ def parse(text: str) -> list[Any]:
         text: LaTeX, in its dollar signs or bare.
 
     Returns:
-        What it is taken for, and a string: the text. Empty if there is nothing to read,
-        or if it would take days to work out.
+        What it is taken for, and a string: the text. Empty if there is nothing to read.
+
+    Raises:
+        EndlessError: it would take days to work out.
     """
-    if _ENDLESS.search(text):
-        return []
     config = library().LatexExtractionConfig()
     shown = dataclasses.replace(config.normalization_config, units=False)
     reader = dataclasses.replace(config, normalization_config=shown)
@@ -465,5 +489,49 @@ def _evaluated(term: Any) -> Any:
 
     if not isinstance(term, sympy.Expr):
         return term
+    _refuse_endless(term)
     real: Any = {name: sympy.Symbol(str(name), real=True) for name in term.free_symbols}
     return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()
+
+
+def _refuse_endless(term: Any) -> None:
+    """Raise EndlessError before sympy begins on a number that it could not be stopped at."""
+    import sympy
+
+    # From the inside out: an exponent is known to be small before its power is looked at.
+    part: Any
+    for part in sympy.postorder_traversal(term):
+        size = 0
+        if part.is_Pow:
+            size = part.exp * sympy.log(sympy.Abs(part.base) + 1)
+        elif isinstance(part, sympy.factorial | sympy.binomial):
+            size = 20 * part.args[0]
+        elif isinstance(part, sympy.Product):
+            size = 20 * part.limits[0][2]
+        if (sympy.Abs(sympy.N(size)) > _MOST_DIGITS) is sympy.true:
+            raise EndlessError(f"{str(part)[:80]} is too large to be worked out")
+
+
+def same_number(one: Any, other: Any) -> bool | None:
+    """Compare two terms as numbers.
+
+    Args:
+        one, other: from `parse`.
+
+    Returns:
+        True if they are equal, or one is a decimal and they agree to six significant digits; None
+        where they are no numbers, or may be the same.
+    """
+    import sympy
+
+    if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
+        return None
+    # Where symbols stand, at one place.
+    place: Any = dict.fromkeys(one.free_symbols | other.free_symbols, sympy.Rational(7, 13))
+    difference = (one - other).subs(place)
+    try:
+        shown = {f"{complex(term.subs(place).evalf(20)):.5e}" for term in (one, other)}
+    except (TypeError, OverflowError):
+        return None
+    equal = (len(shown) == 1 and difference.has(sympy.Float)) or difference.equals(0) is True
+    return None if equal and place else equal

@@ -16,6 +16,7 @@ _RECURRING = re.compile(
     r"(?<![\w.])(\d{,99})\.(\d{,99})"
     r"(?:\\(?:overline|bar|dot)\s*\{?|\()(\d{1,99})[})]?"
 )
+_GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _REWRITES = compiled(
     # 1 234 567 as LaTeX has it, which math-verify reads as several numbers.
     (r"(?<!\d{4})(?<=\d)(?:[ ~]|\\[,;:! ])(?=\d{3}(?!\d))", ""),
@@ -32,6 +33,33 @@ _REWRITES = compiled(
         r"^\$?(\d{1,99}(?:\.\d{1,99})?)\s*(?:\\colon|(?:\\text\s*\{)?\s*to\b\s*\}?)\s*"
         r"(\d{1,99}(?:\.\d{1,99})?)\$?$",
         r"\1:\2",
+    ),
+    (r"\\[dtc]?frac\s*(\\[a-zA-Z]+|[a-zA-Z\d])(?!\w*\})", r"\\frac{\1}"),
+    (rf"(\\[dtc]?frac\s*{_GROUP})\s*(\\[a-zA-Z]+|[a-zA-Z\d])", r"\1{\2}"),
+    (r"\\sqrt\s*(\\[a-zA-Z]+|[a-zA-Z]|\d+)", r"\\sqrt{\1}"),
+    (
+        r"\\left\s*[\[(]\s*\\begin\{(?:array|matrix)\}(?:\{[clr|\s]*\})?((?s:.*?))"
+        r"\\end\{(?:array|matrix)\}\s*\\right\s*[\])]",
+        r"\\begin{pmatrix}\1\\end{pmatrix}",
+    ),
+    # Systems of equations.
+    (
+        r"(?s)(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|matrix)\}(?:\{[clr|\s]*\})?"
+        r"((?:(?!\\begin|\\end|\\\\).)+=(?:(?!\\begin|\\end).)*?)\\end\{\1\}(?:\s*\\right\s*\.?)?",
+        r"\2",
+    ),
+    (r"(?s)\\\\(?!.*\\end)", ", "),
+    (r"&\s*=\s*&?", "="),
+    # Degrees that a function is taken of.
+    (
+        r"(?<!arc)\\?(sin|cos|tan|cot|sec|csc)(\s*\^\s*\{?\d\}?)?\s*(?P<open>[({])?\s*(\d+(?:\.\d+)?)\s*"
+        r"\^\s*\{?\s*\\circ\s*\}?\s*(?(open)[)}])",
+        r"\\\1\2(\\frac{\4\\pi}{180})",
+    ),
+    # A set of one value is that value.
+    (
+        r"^(\$?)\\\{((?:[^{},:|<>=≤≥≠\\]|\\(?!mid|vert|in\b|[gl]e|[gl]t|ne)[a-zA-Z]+|(?<!\\)\{[^{}]*\})+)\\\}(\$?)$",
+        r"\1\2\3",
     ),
     # Functions that it does not know, as names.
     (r"\\(det|dim|Pr)(?![a-zA-Z])", r"\\mathrm{\1}"),

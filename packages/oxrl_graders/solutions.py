@@ -16,6 +16,8 @@ from oxrl_graders.quantities import remembered
 from oxrl_graders.relations import (
     AND,
     OR,
+    OTHER_RELATIONS,
+    RELATION,
     THOUSANDS,
     alternatives,
     bracketed,
@@ -102,7 +104,7 @@ def _equal(one: Any, other: Any) -> bool:
 @remembered
 def _read(text: str) -> _Solutions | None:
     """The solutions that a cleaned answer names; None if it is no such list or cannot be read."""
-    if any(relation in text for relation in "<>≤≥≠"):
+    if RELATION.search(text) or OTHER_RELATIONS.search(text):
         return None
     clauses = _clauses(THOUSANDS.sub("", text))
     names: set[str] = set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from oxrl.rewards import exact_reward, math_reward
 from oxrl_graders import math, solutions
 from oxrl_graders.quantities import around
+from oxrl_graders.relations import EndlessError, deadline
 
 RIGHT = [
     ("<answer>42</answer>", "42"),
@@ -60,9 +63,20 @@ WRONG = [
     ("9" * 5000, "5"),
     ("1/0", "3"),
     ("\\boxed{" * 500, "3"),
-    ("\\boxed{99999999!}", "3"),
-    ("\\boxed{1e999!}", "3"),
 ]
+# Numbers that would take hours to work out.
+ENDLESS = (
+    "99999999!",
+    "1e999!",
+    "9^{9^9}",
+    "9^{9^{9^9}}",
+    "\\prod_{k=1}^{10^6} k",
+    "\\prod_{k=1}^{10^6} (1 + \\frac{1}{k^2})",
+    "\\binom{10^9}{10^8}",
+    "\\frac{10^{10^{10}}}{7}",
+    "\\sqrt{2^{10^{12}} + 1}",
+    "x^2 + 7^{7^{7^7}}",
+)
 
 
 @pytest.mark.parametrize(("response", "answer"), RIGHT)
@@ -75,6 +89,25 @@ def test_a_right_answer_is_read_however_it_is_written(response: str, answer: obj
 def test_a_wrong_answer_scores_zero_with_a_reason(response: str, answer: str) -> None:
     score = math_reward(response, answer)
     assert (score.value, score.status) == (0.0, "ok") and score.reason
+
+
+@pytest.mark.parametrize("number", ENDLESS)
+def test_a_number_that_takes_too_long_to_work_out_has_no_score(
+    number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(math, "_DEADLINE_S", 1)
+    score = math_reward(f"\\boxed{{{number}}}", "3")
+    assert (score.value, score.status) == (None, "timeout") and score.reason
+    assert math_reward("\\boxed{\\sqrt{3}}", number).value is None
+    assert math_reward(f"#### ${number}$", number).value == 1.0
+
+
+def test_what_runs_for_too_long_is_ended_where_a_signal_can_end_it() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(EndlessError, match="1 seconds"), deadline(1):
+        while True:
+            pass
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 @pytest.mark.parametrize("response", ["", "I do not know.", "<answer></answer>"])
