@@ -234,6 +234,7 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
         agreed = names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
         if agreed or not number.comma:
             return agreed
+        number = None
     said = _statement(final)
     meant = _statement(right)
     if said and spelling(said) == spelling(meant):

@@ -272,12 +272,12 @@ _JOIN = (
 _BEFORE = re.compile(
     r"""
     (?: (?P<denied>
-    \b(?:nicht|kein\w{,2}|niemals|nie|ungleich|weder|statt|außer)\b
+    \b(?:nicht|kein\w*|niemals|nie|ungleich|weder|statt|außer)\b
         (?:\s+(?:gleich|genau|einfach|nur|die|der|das|etwa))*
   | \b(?:pas|jamais|ni|aucune?|différente?s?\ (?:de|à)|plutôt\ que)\b
         (?:\s+(?:égale?s?|à|exactement|de|du|tout|la|le|simplement))*
   | (?:\b(?:no|nunca|jamás|tampoco|ni|não|nem|non|mai)\b
-        (?:\s+(?:es|son|era|sea|hay|puede|ser|está|da|é|são|è|sono|igual|uguale|a|exactamente))*
+        (?:\s+(?:es|son|era|sea|será|sería|hay|puede|ser|está|da|é|são|è|sono|igual|uguale|a|exactamente))*
       | \b(?:distint[oa]s?|diferentes?|divers[oa])\ (?:de|a|da))
   | \b(?:не|ни|niet|geen)\b (?:\s+(?:равно|gelijk|aan))*
   | (?:不(?:可能|会|應該|应该|能|再|一定)?(?:是|等于|等於|为|為)
@@ -312,7 +312,7 @@ _BEFORE = re.compile(
           |(?<!rounds\ )(?<!rounded\ )(?<!adds\ )(?<!add\ )(?<!adding\ )up\ to
           |exceed(?:s|ing)?|as\ (?:many|much|few|little)\ as|(?:hundred|thousand|million)\ and
           |times|plus|minus|twice|thrice|double|triple|half|mod(?:ulo)?|base|sqrt|log|ln|sin|cos|tan
-          |(?:between|either|(?:(?<!\w\s)|(?<=\bis\s))from)\s+\D?\d\S*\s+(?:\w+\s+)?(?:and|or|to)
+          |(?:between|either|(?:(?<!\w\s)|(?<=\bis\s)|(?<=\bget\s)|(?<=\bare\s))from)\s+\D?\d\S*\s+(?:\w+\s+)?(?:and|or|to)
           |(?:divided|multiplied|divisible)\ by
           |(?:(?:max|min)imum|half|thirds?|quarters?|roots?|square|cube|power|log(?:arithm)?
             |factorial|reciprocal|inverse|opposite|percent|multiples?|factors?|divisors?|product
@@ -337,6 +337,7 @@ _AFTER = re.compile(
   | 이?[가이은는]?\s*아[니닙]
   | \s*(?:ist|est|es|è|é)\s+(?:falsch|nicht|faux|incorrecto|falso|sbagliato|errado|no|pas)\b
   | \s*n['’]est\s+pas\b | \s+no\s+es\b
+  | \s*[?？]\s*(?:no|nein|non|não|нет|不|いや|いえ|いいえ|아니)(?![^\W\d_])
       | [\s\u2060$]* (?:
         (?:(?:is|was|does|would|could|can|must|should|will)\s+)?
         (?:not|never|cannot|neither|nor|without|no\ longer|\w*n['’]t)\b
@@ -344,8 +345,10 @@ _AFTER = re.compile(
         (?:is|are|was|were|seems?|looks?)\s+
         (?:wrong|incorrect|false|impossible|too|not\ (?:the|correct|right))\b )
     ) | (?P<turned>
-    [个個人元円本枚つ]?(?:以上|以下|以内|以外|未満|未滿|より|を(?:超|下回|上回)|超|多[个個人元]|余[个人元]|[个個]?半)
-  | [次]?(?:方根|乗根|次方|次幂|乗|次冪|次根|平方根) | [折割成] | 分之 | 分の | の\d+乗 | 倍根
+    [\u3040-\u9fff]{0,4}?(?:以上|以下|以内|以外|未満|未滿|より
+      |を(?:超|下回|上回)|超|多[个個人元]|余[个人元]|[个個]?半)
+  | [次]?(?:方根|乗根|次方|次幂|乗|次冪|次根|平方根)
+  | [折割成] | 分之 | 分の | の\s*\d+乗|の半分|的一半 | 倍根
     """
     rf"| \s*(?:{_JOIN})\s*[-+$]?\d | [.‥…]{{2,}}\s*\d"
     r"""
@@ -406,7 +409,7 @@ class Quantity:
         """The number in LaTeX."""
         quotient = str(self.value)
         decimal = f"{Decimal(self.value.numerator) / self.value.denominator:f}"
-        return (decimal if self.exact else quotient) + r"\%" * self.percent
+        return (decimal if self.exact and "/" in quotient else quotient) + r"\%" * self.percent
 
     def agrees(self, other: Quantity) -> bool:
         """True if both may be the same number with the same unit.

@@ -52,8 +52,8 @@ _REWRITES = compiled(
     (r"&\s*=\s*&?", "="),
     # Degrees that a function is taken of.
     (
-        r"(?<!arc)\\?(sin|cos|tan|cot|sec|csc)(\s*\^\s*\{?\d\}?)?\s*(?P<open>[({])?\s*(\d+(?:\.\d+)?)\s*"
-        r"\^\s*\{?\s*\\circ\s*\}?\s*(?(open)[)}])",
+        r"(?<!arc)\\?(sin|cos|tan|cot|sec|csc)(\s*\^\s*\{?\d\}?)?\s*(?:\\left)?\s*(?P<open>[({])?\s*(\d+(?:\.\d+)?)\s*"
+        r"\^\s*\{?\s*\\circ\s*\}?\s*(?(open)(?:\\right)?\s*[)}])",
         r"\\\1\2(\\frac{\4\\pi}{180})",
     ),
     # A set of one value is that value.
