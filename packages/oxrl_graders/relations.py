@@ -504,7 +504,7 @@ def _refuse_endless(term: Any) -> None:
         size = 0
         if part.is_Pow:
             size = part.exp * sympy.log(sympy.Abs(part.base) + 1)
-        elif isinstance(part, sympy.factorial | sympy.binomial):
+        elif part.func in (sympy.factorial, sympy.binomial):
             size = 20 * part.args[0]
         elif isinstance(part, sympy.Product):
             size = 20 * part.limits[0][2]
