@@ -8,28 +8,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from oxrl.types import Names, Texts
+from oxrl.types import Texts
 
-KANA = range(0x3040, 0x3100)
-# Letters of a script -> the languages here that are written in it.
-SCRIPTS: dict[range, Names] = {
-    range(0x0041, 0x0250): ("en", "de", "es", "fi", "fr", "it", "pt", "sw"),
-    range(0x0400, 0x0500): ("ru", "bg"),
-    range(0x0600, 0x0700): ("ar", "fa", "ur"),
-    range(0x0900, 0x0980): ("hi", "mr", "ne"),
-    range(0x0980, 0x0A00): ("bn",),
-    range(0x0A00, 0x0A80): ("pa",),
-    range(0x0A80, 0x0B00): ("gu",),
-    range(0x0B80, 0x0C00): ("ta",),
-    range(0x0C00, 0x0C80): ("te",),
-    range(0x0C80, 0x0D00): ("kn",),
-    range(0x0D00, 0x0D80): ("ml",),
-    range(0x0E00, 0x0E80): ("th",),
-    range(0x1E00, 0x1F00): ("vi",),
-    KANA: ("ja",),
-    range(0x4E00, 0xA000): ("zh",),
-    range(0xAC00, 0xD7B0): ("ko",),
-}
+# The scripts; each group names the languages here that are written in it.
+SCRIPTS = re.compile(
+    r"""
+    (?P<en_de_es_fi_fr_it_pt_sw>[\u0041-\u024f]) | (?P<ru_bg>[\u0400-\u04ff])
+  | (?P<ar_fa_ur>[\u0600-\u06ff]) | (?P<hi_mr_ne>[\u0900-\u097f]) | (?P<bn>[\u0980-\u09ff])
+  | (?P<pa>[\u0a00-\u0a7f]) | (?P<gu>[\u0a80-\u0aff]) | (?P<ta>[\u0b80-\u0bff])
+  | (?P<te>[\u0c00-\u0c7f]) | (?P<kn>[\u0c80-\u0cff]) | (?P<ml>[\u0d00-\u0d7f])
+  | (?P<th>[\u0e00-\u0e7f]) | (?P<vi>[\u1e00-\u1eff]) | (?P<ja>[\u3040-\u30ff])
+  | (?P<zh>[\u4e00-\u9fff]) | (?P<ko>[\uac00-\ud7af])
+    """,
+    re.VERBOSE,
+)
 WORDS: Texts = {
     "en": "the of and to in is that it for as with was on are this be by you i my not have from",
     "de": "der die und das ist nicht ein eine zu den mit von auf für sich es im dem ich sie auch",
@@ -59,7 +51,7 @@ LETTERS: Texts = {
     "ur": "ٹڈڑںےہ",
     "mr": "ळ",
 }
-KNOWN = frozenset(name for names in SCRIPTS.values() for name in names)
+KNOWN = frozenset("_".join(SCRIPTS.groupindex).split("_"))
 
 
 def language_of(text: str) -> str:
@@ -68,15 +60,15 @@ def language_of(text: str) -> str:
     Args:
         text: a sentence or more can be told.
     """
-    letters = [letter for letter in text.lower() if letter.isalpha()]
-    places = Counter(script for letter in letters for script in SCRIPTS if ord(letter) in script)
+    letters = "".join(filter(str.isalpha, text.lower()))
+    places = Counter(letter.lastgroup or "" for letter in SCRIPTS.finditer(letters))
     if not places:
         return ""
     if sum(letter in LETTERS["vi"] for letter in letters) > len(letters) / 20:
         return "vi"
-    if places.get(KANA):
+    if places["ja"]:
         return "ja"
-    names = SCRIPTS[places.most_common(1)[0][0]]
+    names = places.most_common(1)[0][0].split("_")
     if len(names) == 1:
         return names[0]
     words = Counter(re.findall(r"[^\W\d_]+(?:[\u0900-\u097f]+)*", text.lower()))

@@ -108,7 +108,7 @@ _TAKEN_BACK = re.compile(
 _OR = r"(?:oder|ou|o|или|或者?|または|もしくは|또는)"
 _AND = r"(?:und|et|y|e|и|和|与|與|以及|と|および|及び?)"
 _PLACE = r"\\text\s*\{{\s*{0}\s*\}}|(?<=[\d$}})\]])\s*{0}(?![a-zA-Z])\s*(?=\$|\\[(\[b]|[a-z]\s*=)"
-_JOINERS = compiled((_PLACE.format(_OR), " or "), (_PLACE.format(_AND), " and "))
+_JOINERS = compiled(f"{_PLACE.format(_OR)} « or » {_PLACE.format(_AND)} « and »")
 # Bounds on what a response that repeats itself thousands of times can cost.
 _LONGEST_LINE = 2000
 _MOST_BOXES = 16
@@ -430,7 +430,7 @@ def _read_number(final: _Final) -> Quantity | None:
 
 def _holds_words(text: str) -> bool:
     """True if a statement holds words beside its formulas."""
-    return bool(_PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))))
+    return bool(_PROSE_WORD.search(_COMMAND.sub(" ", re.sub(TEXT_COMMAND, r" \1 ", text))))
 
 
 MATH = BuiltIn(math_reward)

@@ -23,13 +23,14 @@ remembered = functools.lru_cache(maxsize=4096)
 Table = list[tuple[re.Pattern[str], str]]
 
 
-def compiled(*rows: tuple[str, str]) -> Table:
+def compiled(rows: str) -> Table:
     """Make the table of patterns that `rewrite` reads.
 
     Args:
-        rows: pairs of a pattern and what takes its place.
+        rows: patterns as re.VERBOSE has them, each with what takes its place behind it, in « ».
     """
-    return [(re.compile(pattern), new) for pattern, new in rows]
+    found = re.findall("(.+?)«(.*?)»", rows, re.DOTALL)
+    return [(re.compile(pattern, re.VERBOSE), new) for pattern, new in found]
 
 
 # The groups say what a number is multiplied by.
@@ -124,33 +125,6 @@ _AMOUNT = re.compile(
     r"(?<![\d.,/])(\d{1,30}(?:\.\d{1,30})?)[\s\u2060$]*([^\W\d_]+)[\s\u2060$,.]*"
     r"(?:and|und|et|y|e|と)?[\s\u2060$]*(\d{1,30})[\s\u2060$]*([^\W\d_]+)"
 )
-_MONTH = re.compile(
-    r"""
-    \b (?: (?P<m1>jan(?:uary?|uar|vier)?|enero|janeiro|gennaio|января)
-      | (?P<m2>feb(?:ruary?|ruar)?|févr(?:ier)?|febrero|fevereiro|febbraio|февраля)
-      | (?P<m3>mar(?:ch|s|zo|ço)?|märz|марта) | (?P<m4>apr(?:ile?)?|avril|abril|апреля)
-      | (?P<m5>ma[iy]|mayo|maio|maggio|мая) | (?P<m6>june?|juni|juin|junio|junho|giugno|июня)
-      | (?P<m7>july?|juli|juillet|julio|julho|luglio|июля) | (?P<m8>aug(?:ust)?|août|agosto|августа)
-      | (?P<m9>sept?(?:ember|embre|iembre)?|setembro|settembre|сентября)
-      | (?P<m10>o[ck]t(?:ober|obre|ubre)?|outubro|ottobre|октября)
-      | (?P<m11>nov(?:ember|embre|iembre|embro)?|ноября)
-      | (?P<m12>de[cz](?:ember|embre|iembre)?|décembre|dicembre|dezembro|diciembre|декабря) )\b\.?
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-# A date as a number with a unit: days of that month, or without a day years of it.
-_DATES = compiled(
-    (
-        r"month(\d+)\s+(\d\d?)(?![\d:/.]?\d)(?:st|nd|rd|th)?\b(?:,?\s+(?:del?\s+)?(\d{4})\b)?",
-        r"\2 days/month\1_\3",
-    ),
-    (
-        r"\b(\d\d?)(?:st|nd|rd|th|\.|er|º)?\s+(?:(?:of|de)\s+|d['’])?month(\d+)(?:\s*,?\s*(?:del?\s+)?(\d{4})\b)?",
-        r"\1 days/month\2_\3",
-    ),
-    (r"month(\d+)(?:\s*,?\s*(?:del?\s+)?)(\d{4})\b", r"\2 years/month\1_"),
-    (r"(?:(\d{4})\s*[年년]\s*)?0?(\d\d?)\s*[月월]\s*(\d\d?)\s*[日号號일]", r" \3 days/month\2_\1 "),
-)
 # A degree may be of either scale.
 _ALIKE = ({"degree", "celsius"}, {"degree", "fahrenheit"})
 # What stands at a number without a space: 5th, 5's, and words of languages that write none.
@@ -172,77 +146,101 @@ _PER = re.compile(
     r"(?:(?:\s?/\s?|\sper\s)(?P<per>(?:[^\W\d_]{2,}[\d_]*|[smhLl](?![^\W\d_]))(?:\^\{?[1-3]\}?)?))?"
 )
 # Text of LaTeX: what stands in it is words, where a letter of the formula is a variable.
-TEXT_COMMAND = re.compile(
+TEXT_COMMAND = (
     r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf|textit|rm|operatorname)\s*\{\s*([^{}]*)\}"
 )
 _FOLDED = compiled(
-    (r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+)", r"^{\1}"),
-    (r"([₀-₉]+)", r"_{\1}"),
-    (r"(?<=\d)(?=[¼-¾⅐-⅞])", " "),
-    (r"ℝ", r"\\mathbb{R}"),
-    (r"ℤ", r"\\mathbb{Z}"),
+    r"""
+    ([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+)       «^{\1}»
+    ([₀-₉]+)                «_{\1}»
+    (?<=\d)(?=[¼-¾⅐-⅞])     « »
+    ℝ                       «\\mathbb{R}»
+    ℤ                       «\\mathbb{Z}»
+    """
 )
 _NORMAL = compiled(
-    ("⁄", "/"),
+    r"""
+    ⁄ «/»
     # A dash of any length that stands directly at what follows it, and at nothing before.
-    (r"−|(?:(?<![^\s${(=:是为為は]))[–—‐](?=[\d.\\])|(?<=\})\s?[–‐]\s?", "-"),
+    − | (?:(?<![^\s${(=:是为為は]))[–—‐](?=[\d.\\]) | (?<=\})\s?[–‐]\s? «-»
+    """
 )
+_LENGTH = r"""
+    ((?:[cdkmz]\w{3,5})?[mM][eè]t[er]+s?|[ckmd]?m|fe?e?t|foot|in(?:ch\w*)?|yd|yards?|mi(?:les?)?
+      |units?|[ァ-ー]+|[厘千分毫]?米|公里)(?![a-z])
+"""
+# Dates as numbers with a unit: days of a month, or without a day years of it.
+_DATES = r"""
+    (?i: \b(?: jan(?:uary?|uar|vier)? | enero | janeiro | gennaio | января )\b\.? ) «month1 »
+    (?i: \b(?: feb(?:ruary?|ruar)? | févr(?:ier)? | febrero | fevereiro | febbraio | февраля
+        )\b\.? ) «month2 »
+    (?i: \b(?: mar(?:ch|s|zo|ço)? | märz | марта )\b\.? ) «month3 »
+    (?i: \b(?: apr(?:ile?)? | avril | abril | апреля )\b\.? ) «month4 »
+    (?i: \b(?: ma[iy] | mayo | maio | maggio | мая )\b\.? ) «month5 »
+    (?i: \b(?: june? | juni | juin | junio | junho | giugno | июня )\b\.? ) «month6 »
+    (?i: \b(?: july? | juli | juillet | julio | julho | luglio | июля )\b\.? ) «month7 »
+    (?i: \b(?: aug(?:ust)? | août | agosto | августа )\b\.? ) «month8 »
+    (?i: \b(?: sept?(?:ember|embre|iembre)? | setembro | settembre | сентября )\b\.? ) «month9 »
+    (?i: \b(?: o[ck]t(?:ober|obre|ubre)? | outubro | ottobre | октября )\b\.? ) «month10 »
+    (?i: \b(?: nov(?:ember|embre|iembre|embro)? | ноября )\b\.? ) «month11 »
+    (?i: \b(?: de[cz](?:ember|embre|iembre)? | décembre | dicembre | dezembro | diciembre | декабря
+        )\b\.? ) «month12 »
+    month(\d+)\s+(\d\d?)(?![\d:/.]?\d)(?:st|nd|rd|th)?\b (?:,?\s+(?:del?\s+)?(\d{4})\b)?
+        «\2 days/month\1_\3»
+    \b(\d\d?)(?:st|nd|rd|th|\.|er|º)?\s+ (?:(?:of|de)\s+|d['’])? month(\d+)
+        (?:\s*,?\s*(?:del?\s+)?(\d{4})\b)?
+        «\1 days/month\2_\3»
+    month(\d+)(?:\s*,?\s*(?:del?\s+)?)(\d{4})\b
+        «\2 years/month\1_»
+    (?:(\d{4})\s*[年년]\s*)? 0?(\d\d?)\s*[月월]\s*(\d\d?)\s*[日号號일]
+        « \3 days/month\2_\1 »
+"""
 _PLAIN = compiled(
-    (r",\\!\s*|\{,\}", ","),
-    (r"(?<=\d)\s*~\s*(?=\d(?!\d\d(?!\d)))", "–"),
-    (TEXT_COMMAND.pattern, " \u2060\\1 "),
-    (r"\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", r" \1\2/\3\4"),
-    (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
-    (r"\\(?:times|cdot)(?![a-zA-Z])", "×"),
-    (r"\\([$%])", r"\1"),
-    (r"\\[,;:! ]|\\[()\[\]]|\*\*|`|~", " "),
-    (r"\b(?:kmph|kph|kmh)\b", "km/h"),
-    (r"\bmph\b", "miles/h"),
-    (
-        r"(?:\b(?:sq\.?|square)\s|[qQ]uadrat|平方)"
-        r"((?:[cdkmz]\w{3,5})?[mM][eè]t[er]+s?|[ckmd]?m|fe?e?t|foot|in(?:ch\w*)?|yd|yards?|mi(?:les?)?|units?"
-        r"|[ァ-ー]+|[厘千分毫]?米|公里)(?![a-z])",
-        r"\1^2",
-    ),
-    (
-        r"(?:\b(?:cu\.?|cubic)\s|[kK]ubik|立方)"
-        r"((?:[cdkmz]\w{3,5})?[mM][eè]t[er]+s?|[ckmd]?m|fe?e?t|foot|in(?:ch\w*)?|yd|yards?|mi(?:les?)?|units?"
-        r"|[ァ-ー]+|[厘千分毫]?米|公里)(?![a-z])",
-        r"\1^3",
-    ),
-    (r"([^\W\d_]{2,})\s(?:carrée?s?|cuadrad[oa]s?|quadrad[oa]s?|squared)\b", r"\1^2"),
-    (r"([^\W\d_]{2,})\s(?:cubes|cúbic[oa]s?|cubed)\b", r"\1^3"),
+    r"""
+    ,\\!\s* | \{,\}                          «,»
+    (?<=\d)\s*~\s*(?=\d(?!\d\d(?!\d)))       «–»
+    """
+    f"{TEXT_COMMAND} « \u2060\\1 »"
+    r"""
+    \\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d)) « \1\2/\3\4»
+    \^\s*\{?\s*\\circ\s*\}?                  «°»
+    \\(?:times|cdot)(?![a-zA-Z])             «×»
+    \\([$%])                                 «\1»
+    \\[,;:! ] | \\[()\[\]] | \*\* | ` | ~    « »
+    \b(?:kmph|kph|kmh)\b                     «km/h»
+    \bmph\b                                  «miles/h»
+    ([^\W\d_]{2,})\s(?:carrée?s?|cuadrad[oa]s?|quadrad[oa]s?|squared)\b «\1^2»
+    ([^\W\d_]{2,})\s(?:cubes|cúbic[oa]s?|cubed)\b «\1^3»
+    """
+    rf"(?:\b(?:sq\.?|square)\s|[qQ]uadrat|平方) {_LENGTH} «\1^2»"
+    rf"(?:\b(?:cu\.?|cubic)\s|[kK]ubik|立方) {_LENGTH} «\1^3» {_DATES}"
 )
-_GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 _COLOR = r"\\(?:text)?color\s*(?:\[\w*\])?\s*\{[^{}]*\}"
 # A command that changes only how the group after it looks, or the group that it stands in.
-_DRESS = (
-    rf"(?:{_COLOR}|\\(?:under(?:line|bar)|uline|boldsymbol|bm|math(?:bf|it|normal)|displaystyle"
-    rf"|math(?:rm|sf)(?=\s*\{{\s*(?:[-\d]|\\frac|\\sqrt))|[lL]arge|LARGE|[hH]uge)\s*){_GROUP}"
-)
+_DRESS = rf"""
+    (?: {_COLOR} | \\(?:under(?:line|bar)|uline|boldsymbol|bm|math(?:bf|it|normal)|displaystyle
+      |math(?:rm|sf)(?=\s*\{{\s*(?:[-\d]|\\frac|\\sqrt))|[lL]arge|LARGE|[hH]uge)\s* )
+    \{{((?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*)\}} « \1 »
+"""
 _UNDRESSED = compiled(
-    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-    (_DRESS, r" \1 "),
-    (_DRESS, r" \1 "),
-    (
-        r"(?<![\w}\]\\])\{\s*\\(?:[lL]arge|[hH]uge|bf|it)(?![a-zA-Z])([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}",
-        r" \1 ",
-    ),
-    (
-        r"\{\s*\\rm(?![a-zA-Z])"
-        r"|\\(?:text(?!color|style|width)[a-z]{2,6}|emph|[mh]box|rm|mathsf|mathtt)\s*\{",
-        r"\\text{",
-    ),
-    (
-        rf"{_COLOR}|\\(?:[hv]space|phantom|tag|label)\*?\s*\{{[^{{}}]*\}}|\\(?:[lL]arge|LARGE|[hH]uge|small"
-        r"|normalsize|tiny|displaystyle|textstyle|bf|it|boldmath|hfill|nolimits)(?![a-zA-Z])",
-        " ",
-    ),
+    r"""
+    \\lbrace(?![a-zA-Z]) «\\{»
+    \\rbrace(?![a-zA-Z]) «\\}»
+    """
+    rf"{_DRESS} {_DRESS} {_COLOR} « »"
+    r"""
+    (?<![\w}\]\\])\{\s*\\(?:[lL]arge|[hH]uge|bf|it)(?![a-zA-Z])
+        ([^{}]*(?:\{[^{}]*\}[^{}]*)*)\} « \1 »
+    \{\s*\\rm(?![a-zA-Z])
+      | \\(?:text(?!color|style|width)[a-z]{2,6}|emph|[mh]box|rm|mathsf|mathtt)\s*\{ «\\text{»
+    \\(?:[hv]space|phantom|tag|label)\*?\s*\{[^{}]*\}
+      | \\(?:[lL]arge|LARGE|[hH]uge|small|normalsize|tiny|displaystyle|textstyle|bf|it|boldmath
+          |hfill|nolimits)(?![a-zA-Z]) « »
     # What ends a row, and space at the ends of a formula.
-    (r"[.,;]\s*(?=\\\\|\\end\{(?:cases|array|aligned)\})", " "),
-    (r"(?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+(?=\$|\}|\\\)|\\\]|\Z)", " "),
-    (r"(?:\A|(?<=[${]))(?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+", " "),
+    [.,;]\s*(?=\\\\|\\end\{(?:cases|array|aligned)\}) « »
+    (?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+(?=\$|\}|\\\)|\\\]|\Z) « »
+    (?:\A|(?<=[${]))(?:[ \t]|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~)+ « »
+    """
 )
 _VARIABLE = r"(?<![a-zA-Z\\])(?:[a-z]|[A-Z]{1,3})(?![a-zA-Z])"
 _EQUATION = re.compile(
@@ -250,10 +248,14 @@ _EQUATION = re.compile(
     r"|(?<![a-zA-Z])[abcpqrxyz]{2,3}(?![a-zA-Z])|\|\s*[a-z]\s*\|"
 )
 _SIDE = compiled(
-    (r"_\{[^{}]*\}|_\w|(?<=[a-zA-Z])\([^()]*\)", ""),
-    (TEXT_COMMAND.pattern, ""),
-    (r"\\sqrt|\^", "+"),
-    (r"\\[a-zA-Z]+", " "),
+    r"""
+    _\{[^{}]*\} | _\w | (?<=[a-zA-Z])\([^()]*\) «»
+    """
+    f"{TEXT_COMMAND} «»"
+    r"""
+    \\sqrt | \^ «+»
+    \\[a-zA-Z]+ « »
+    """
 )
 # Two plain numbers of which one is said to be the other.
 FALSE = re.compile(
@@ -492,12 +494,7 @@ def plain(text: str) -> str:
     Args:
         text: of an answer.
     """
-    text = _MONTH.sub(_month, rewrite(folded(text), _PLAIN))
-    return _AMOUNT.sub(_amount, rewrite(text, _DATES))
-
-
-def _month(name: re.Match[str]) -> str:
-    return f"month{(name.lastgroup or '')[1:]} "
+    return _AMOUNT.sub(_amount, rewrite(folded(text), _PLAIN))
 
 
 def _amount(match: re.Match[str]) -> str:

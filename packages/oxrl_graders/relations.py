@@ -33,19 +33,19 @@ from oxrl_graders.quantities import (
 )
 
 # Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
-_NOISE = r"""(?xi)
-    <<[^<>\n]*>>                                   # GSM8K's <<5+3=8>>
-  | </?[a-z][a-z0-9]+\s*/?> | </?[biups]> | <\|[^<>\n]*\|>
-  | <?[-=]{2,}> | <?->
-  | (?<!\b[a-zA-Z]\s)(?<!\b[a-zA-Z])=>             # but x => 5 is a relation
-"""
 _PLAIN_RELATIONS = compiled(
-    (_NOISE, " "),
-    (r"≥|⩾|≧|>=|=>", " ≥ "),
-    (r"≤|⩽|≦|<=|=<", " ≤ "),
-    (r"≠|(?<!\d)!=|=/=|=\\=|<>", " ≠ "),
-    (r"<|＜|&lt;", " < "),
-    (r">|＞|&gt;", " > "),
+    r"""
+    <<[^<>\n]*>>                                   # GSM8K's <<5+3=8>>
+      | (?i: </?[a-z][a-z0-9]+\s*/?> | </?[biups]> ) | <\|[^<>\n]*\|>
+      | <?[-=]{2,}> | <?->
+      | (?<!\b[a-zA-Z]\s)(?<!\b[a-zA-Z])=>         # but x => 5 is a relation
+      « »
+    ≥|⩾|≧|>=|=>                « ≥ »
+    ≤|⩽|≦|<=|=<                « ≤ »
+    ≠|(?<!\d)!=|=/=|=\\=|<>    « ≠ »
+    <|＜|&lt;                  « < »
+    >|＞|&gt;                  « > »
+    """
 )
 RELATION = re.compile("[<>≤≥≠]")
 # Relations that no set of reals tells, sets of sets and what goes on in dots: the same only if
@@ -61,28 +61,31 @@ _TURNED = {">": "<", "≥": "≤"}
 _SYMPY_RELATIONS = {"<": "<", ">": ">", "≤": "<=", "≥": ">=", "≠": "!=", "=": "=="}
 # The symbols of a statement in one way.
 _SYMBOLS = compiled(
-    (r"∞", r"\\infty "),
-    (r"∈", r"\\in "),
-    (r"∪", r"\\cup "),
-    (r"±", r"\\pm "),
-    (r"∖", r"\\setminus "),
-    (r"\\[lcd]?dots[cbmio]?(?![a-zA-Z])|…", "..."),
-    (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
-    (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
-    (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
-    (r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))", " ≥ "),
-    (r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))", " ≤ "),
+    r"""
+    ∞ «\\infty »
+    ∈ «\\in »
+    ∪ «\\cup »
+    ± «\\pm »
+    ∖ «\\setminus »
+    \\[lcd]?dots[cbmio]?(?![a-zA-Z]) | … «...»
+    \\neq?(?![a-zA-Z]) | \\not\s*= « ≠ »
+    \\gt(?![a-zA-Z]) | \\not\s*\\leq?(?![a-zA-Z]) | \\nleq(?:slant)?(?![a-zA-Z]) « > »
+    \\lt(?![a-zA-Z]) | \\not\s*\\geq?(?![a-zA-Z]) | \\ngeq(?:slant)?(?![a-zA-Z]) « < »
+    \\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z]) | \\not\s*(?:<|\\lt(?![a-zA-Z])) « ≥ »
+    \\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z]) | \\not\s*(?:>|\\gt(?![a-zA-Z])) « ≤ »
+    """
 )
 # What only changes how an answer looks.
 _LAYOUT = compiled(
-    (r"\{,\}", ","),
-    (r"\\([{}])", r"\1"),
-    (TEXT_COMMAND.pattern, r" \1 "),
-    (
-        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
-        r"|\\ |\\[()\[\]]|[$~]",
-        " ",
-    ),
+    r"""
+    \{,\} «,»
+    \\([{}]) «\1»
+    """
+    rf"{TEXT_COMMAND} « \1 »"
+    r"""
+    \\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])
+      | \\[ ] | \\[()\[\]] | [$~] « »
+    """
 )
 OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
 AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")

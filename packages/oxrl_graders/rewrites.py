@@ -16,75 +16,59 @@ _RECURRING = re.compile(
     r"(?<![\w.])(\d{,99})\.(\d{,99})"
     r"(?:\\(?:overline|bar|dot)\s*\{?|\()(\d{1,99})[})]?"
 )
-_GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _REWRITES = compiled(
+    r"""
     # 1 234 567 as LaTeX has it, which math-verify reads as several numbers.
-    (r"(?<!\d{4})(?<=\d)(?:[ ~]|\\[,;:! ])(?=\d{3}(?!\d))", ""),
-    (r"[“”\"*`]{2,}", " "),
-    (r"(?<=[a-zA-Z)]\s)–|–(?=\s?\d*[a-zA-Z(])", "-"),
-    (r"×", r"\\times "),
-    (r"[·⋅]", r"\\cdot "),
-    (r"π", r"\\pi "),
-    (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
-    (r"°", r"^\\circ "),
-    (r"∅|\\varnothing(?![a-zA-Z])", r"\\emptyset "),
+    (?<!\d{4})(?<=\d)(?:[ ~]|\\[,;:! ])(?=\d{3}(?!\d)) «»
+    [“”\"*`]{2,} « »
+    (?<=[a-zA-Z)]\s)– | –(?=\s?\d*[a-zA-Z(]) «-»
+    × «\\times »
+    [·⋅] «\\cdot »
+    π «\\pi »
+    √\s*(\d+|[a-zA-Z]) «\\sqrt{\1}»
+    ° «^\\circ »
+    ∅ | \\varnothing(?![a-zA-Z]) «\\emptyset »
     # A ratio of two parts.
-    (
-        r"^\$?(\d{1,99}(?:\.\d{1,99})?)\s*(?:\\colon|(?:\\text\s*\{)?\s*to\b\s*\}?)\s*"
-        r"(\d{1,99}(?:\.\d{1,99})?)\$?$",
-        r"\1:\2",
-    ),
-    (r"\\[dtc]?frac\s*(\\[a-zA-Z]+|[a-zA-Z\d])(?!\w*\})", r"\\frac{\1}"),
-    (rf"(\\[dtc]?frac\s*{_GROUP})\s*(\\[a-zA-Z]+|[a-zA-Z\d])", r"\1{\2}"),
-    (r"\\sqrt\s*(\\[a-zA-Z]+|[a-zA-Z]|\d+)", r"\\sqrt{\1}"),
-    (
-        r"\\left\s*[\[(]\s*\\begin\{(?:array|matrix)\}(?:\{[clr|\s]*\})?((?s:.*?))"
-        r"\\end\{(?:array|matrix)\}\s*\\right\s*[\])]",
-        r"\\begin{pmatrix}\1\\end{pmatrix}",
-    ),
+    ^\$?(\d{1,99}(?:\.\d{1,99})?) \s*(?:\\colon|(?:\\text\s*\{)?\s*to\b\s*\}?)\s*
+        (\d{1,99}(?:\.\d{1,99})?)\$?$ «\1:\2»
+    \\[dtc]?frac\s*(\\[a-zA-Z]+|[a-zA-Z\d])(?!\w*\}) «\\frac{\1}»
+    (\\[dtc]?frac\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*(\\[a-zA-Z]+|[a-zA-Z\d]) «\1{\2}»
+    \\sqrt\s*(\\[a-zA-Z]+|[a-zA-Z]|\d+) «\\sqrt{\1}»
+    \\left\s*[\[(]\s*\\begin\{(?:array|matrix)\}(?:\{[clr|\s]*\})?((?s:.*?))
+        \\end\{(?:array|matrix)\}\s*\\right\s*[\])] «\\begin{pmatrix}\1\\end{pmatrix}»
     # Systems of equations.
-    (
-        r"(?s)(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|matrix)\}(?:\{[clr|\s]*\})?"
-        r"((?:(?!\\begin|\\end|\\\\).)+=(?:(?!\\begin|\\end).)*?)\\end\{\1\}(?:\s*\\right\s*\.?)?",
-        r"\2",
-    ),
-    (r"(?s)\\\\(?!.*\\end)", ", "),
-    (r"&\s*=\s*&?", "="),
+    (?:\\left\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|matrix)\}(?:\{[clr|\s]*\})?
+        ((?s:(?:(?!\\begin|\\end|\\\\).)+=(?:(?!\\begin|\\end).)*?))
+        \\end\{\1\}(?:\s*\\right\s*\.?)? «\2»
+    \\\\(?!(?s:.*)\\end) «, »
+    &\s*=\s*&? «=»
     # Degrees that a function is taken of.
-    (
-        r"(?<!arc)\\?(sin|cos|tan|cot|sec|csc)(\s*\^\s*\{?\d\}?)?\s*(?:\\left)?\s*(?P<open>[({])?\s*(\d+(?:\.\d+)?)\s*"
-        r"\^\s*\{?\s*\\circ\s*\}?\s*(?(open)(?:\\right)?\s*[)}])",
-        r"\\\1\2(\\frac{\4\\pi}{180})",
-    ),
+    (?<!arc)\\?(sin|cos|tan|cot|sec|csc)(\s*\^\s*\{?\d\}?)?\s*(?:\\left)?\s*
+        (?P<open>[({])?\s*(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?\s*(?(open)(?:\\right)?\s*[)}])
+        «\\\1\2(\\frac{\4\\pi}{180})»
     # A set of one value is that value.
-    (
-        r"^(\$?)\\\{((?:[^{},:|<>=≤≥≠\\]|\\(?!mid|vert|in\b|[gl]e|[gl]t|ne)[a-zA-Z]+|(?<!\\)\{[^{}]*\})+)\\\}(\$?)$",
-        r"\1\2\3",
-    ),
+    ^(\$?)\\\{((?:[^{},:|<>=≤≥≠\\]|\\(?!mid|vert|in\b|[gl]e|[gl]t|ne)[a-zA-Z]+
+        |(?<!\\)\{[^{}]*\})+)\\\}(\$?)$ «\1\2\3»
     # Functions that it does not know, as names.
-    (r"\\(det|dim|Pr)(?![a-zA-Z])", r"\\mathrm{\1}"),
-    (r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
-    (r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})", r"\\ln "),
-    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)", r"\1\\times 10^{\2}"),
-    (r"10\^([-−]\d{1,3})(?!\d)", r"10^{\1}"),
-    (r"(?<![\w.])(\d+)\s+(\d+)\s?/\s?(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})"),
-    (r"(?:\\langle|⟨)(.*?)(?:\\rangle|⟩)", r"(\1)"),
-    (r"\\(?:mathbf|boldsymbol|bm|vec|hat|mathit)\s*\{([^{}]*)\}", r"\1"),
-    (r"(?<=[A-Z)])\s*\^\s*\{?\s*(?:T|\\top|\\mathsf\{T\}|\\intercal)\s*\}?(?!\w)", r"^{\\tau}"),
+    \\(det|dim|Pr)(?![a-zA-Z]) «\\mathrm{\1}»
+    \\binom\s*(\d)\s*(\d) «\\binom{\1}{\2}»
+    \\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\}) «\\ln »
+    (?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w) «\1\\times 10^{\2}»
+    10\^([-−]\d{1,3})(?!\d) «10^{\1}»
+    (?<![\w.])(\d+)\s+(\d+)\s?/\s?(\d+)(?![\w/]) «(\1+\\frac{\2}{\3})»
+    (?:\\langle|⟨)(.*?)(?:\\rangle|⟩) «(\1)»
+    \\(?:mathbf|boldsymbol|bm|vec|hat|mathit)\s*\{([^{}]*)\} «\1»
+    (?<=[A-Z)])\s*\^\s*\{?\s*(?:T|\\top|\\mathsf\{T\}|\\intercal)\s*\}?(?!\w) «^{\\tau}»
     # The unit that an expression ends in.
-    (
-        r"(?<=[\w})])(?:\s|~|\\[,;: ])*\\(?:text|mathrm|textnormal|mbox)\s*\{\s*"
-        r"(?![^{}]*\b(?:or|and|is|are|was|not|if|for|where|to|in|than|at|with|when|wrong|mod|base"
-        r"|most|least|times|more|less|[ap]\.?\s?m|(?i:PM|AM)|million|thousand|hundred|billion"
-        r"|trillion|dozen|integers?|squared|cubed|factorial)\b)"
-        r"(?:[a-zA-Z][^{}\d]+|[smhgLVWNJA])\}(?:\^\{?[1-3]\}?)?\.?\s*$",
-        "",
-    ),
-    (
-        r"(?<=[\w})])\s+(?:[kcmd]m|k?mph|[km]g|lbs?|ft|feet|in(?:ches)?|miles?|(?:kilo|centi|milli)?"
-        r"met(?:er|re)s?|hours?|minutes?|seconds?|days?|degrees?|units?|k?m/h?s?)(?:\^\{?[1-3]\}?)?\s*$",
-        "",
-    ),
+    (?<=[\w})])(?:\s|~|\\[,;: ])*\\(?:text|mathrm|textnormal|mbox)\s*\{\s*
+        (?![^{}]*\b(?:or|and|is|are|was|not|if|for|where|to|in|than|at|with|when|wrong|mod|base
+          |most|least|times|more|less|[ap]\.?\s?m|(?i:PM|AM)|million|thousand|hundred|billion
+          |trillion|dozen|integers?|squared|cubed|factorial)\b)
+        (?:[a-zA-Z][^{}\d]+|[smhgLVWNJA])\}(?:\^\{?[1-3]\}?)?\.?\s*$ «»
+    (?<=[\w})])\s+(?:[kcmd]m|k?mph|[km]g|lbs?|ft|feet|in(?:ches)?|miles?
+        |(?:kilo|centi|milli)?met(?:er|re)s?|hours?|minutes?|seconds?|days?|degrees?|units?
+        |k?m/h?s?)(?:\^\{?[1-3]\}?)?\s*$ «»
+    """
 )
 _COLUMN = re.compile(
     r"\\begin\{([pbv]?)matrix\}((?:(?!\\begin|\\end|&).)*?\\\\(?:(?!\\begin|\\end|&).)*?)"
@@ -92,16 +76,14 @@ _COLUMN = re.compile(
     re.DOTALL,
 )
 _WORDS = compiled(
-    (
-        r"(?i)^(?:(?:there (?:is|are)|it has|the equation has) )?no (?:real )?(?:solution|root)s?"
-        r"(?: exists?)?$|^(?:the )?(?:empty|null) set$",
-        r"\\emptyset",
-    ),
-    (
-        r"(?i)^(?:the set of )?(?:all|any|every|the) (?:the )?"
-        r"(?:real numbers?|reals?|real values?(?: of [a-z])?)$",
-        r"\\mathbb{R}",
-    ),
+    r"""
+    (?i: ^ (?:(?:there\ (?:is|are)|it\ has|the\ equation\ has)\ )?
+        no\ (?:real\ )?(?:solution|root)s?(?:\ exists?)?$ | ^(?:the\ )?(?:empty|null)\ set$ )
+        «\\emptyset»
+    (?i: ^(?:the\ set\ of\ )?(?:all|any|every|the)\ (?:the\ )?
+        (?:real\ numbers?|reals?|real\ values?(?:\ of\ [a-z])?)$ )
+        «\\mathbb{R}»
+    """
 )
 
 
@@ -115,7 +97,7 @@ def rewritten(text: str) -> str:
     text = rewrite(folded(text).strip(" \n.,;"), _REWRITES)
     text = _COLUMN.sub(lambda column: f"({column[2].replace(chr(92) * 2, ',')})", text)
     text = _RECURRING.sub(_quotient, text).strip(" \n.,;")
-    words = TEXT_COMMAND.sub(r"\1", text).strip(" $.*")
+    words = re.sub(TEXT_COMMAND, r"\1", text).strip(" $.*")
     named = rewrite(words, _WORDS)
     return text if named == words else named
 
