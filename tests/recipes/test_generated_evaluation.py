@@ -115,7 +115,7 @@ def test_rows_of_any_layout_become_prompts_with_answers(tmp_path: Path) -> None:
     assert first.token_ids == second.token_ids
     assert (first.answer, second.answer) == ("a", "b")
     path.write_text(json.dumps({"prompt": "x"}) + "\n")
-    with pytest.raises(DataError, match="completion is NoneType"):
+    with pytest.raises(DataError, match="nor .prompt. with a .completion."):
         AnsweredPrompts.load(path, builtin_tokenizer())
 
 
