@@ -25,34 +25,34 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 318_100
+MOST_NODES = 320_400
 MOST_NODES_BESIDE = 67_250
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
-    ".": 6_600,
-    "assembly": 15_500,
+    ".": 6_950,
+    "assembly": 15_750,
     "checkpoint": 9_850,
-    "cli": 4_800,
-    "commands": 12_600,
-    "config": 26_700,
-    "data": 30_250,
+    "cli": 4_950,
+    "commands": 12_750,
+    "config": 26_800,
+    "data": 30_400,
     "engines": 56_350,
     "environments": 5_550,
     "functional": 25_950,
     "modelfiles": 6_200,
-    "models": 18_700,
+    "models": 18_800,
     "plan": 9_150,
     "recipes": 22_200,
     "report": 3_700,
     "rewards": 13_700,
     "rollouts": 12_900,
-    "runs": 19_800,
+    "runs": 20_400,
     "tables": 7_200,
-    "usercode": 10_950,
+    "usercode": 11_350,
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (141, 141_000), "usual": (163, 161_300)}
+MOST_READ = {"default": (142, 142_600), "usual": (164, 163_000)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

@@ -51,6 +51,10 @@ class TemplateError(DataError):
     """The chat template cannot be used for some messages; who knows their row adds it."""
 
 
+class Overlong(DataError):
+    """A text of more tokens than anybody would read, by its characters: it was not encoded."""
+
+
 class ChatEncoder:
     """Renders and encodes messages as the tokenizer's chat template says, with one difference.
 
@@ -59,7 +63,7 @@ class ChatEncoder:
     apart. Messages without such text get exactly the ids of `tokenizer.apply_chat_template`.
     A template that reads the clock is told one moment: the start of the tokenizer's day, else that
     in which this was made. `hidden` counts the texts that were hidden so far; `longest` is the most
-    characters of a token.
+    characters of a token; `most` the tokens of a text that is read, None: any number.
 
     Args:
         tokenizer: of the model that reads the ids.
@@ -83,6 +87,7 @@ class ChatEncoder:
         day = getattr(tokenizer, DAY, None)
         self._moment = datetime.fromisoformat(day) if day else datetime.now()
         self.hidden = 0
+        self.most: int | None = None
         self.stop_text = str(tokenizer.eos_token)
         # Characters of the longest token: a text of more for each has more tokens.
         self.longest = max(map(len, tokenizer.get_vocab()))
@@ -182,7 +187,10 @@ class ChatEncoder:
 
         Raises:
             TemplateError: the tokenizer refuses the text.
+            Overlong: it has more than `most` tokens, whatever they are.
         """
+        if self.most is not None and len(text) > self.most * self.longest:
+            raise Overlong(f"{len(text):,} characters are more than {self.most:,} tokens")
         pieces = [text]
         if hidden:
             placeholders = "|".join(map(re.escape, hidden))

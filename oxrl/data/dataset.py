@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from oxrl.data.chat import ChatEncoder, TemplateError
+from oxrl.data.chat import ChatEncoder, Overlong, TemplateError
 from oxrl.data.order import Shuffled, Units
 from oxrl.data.rows import Record, in_our_words, read_rows, row_at
 from oxrl.errors import DataError
@@ -73,7 +73,9 @@ class ReadOptions:
         Raises:
             DataError: the tokenizer has no chat template, or one that does not end.
         """
-        return ChatEncoder(tokenizer) if self.images is None else self.images.encoder(tokenizer)
+        made = ChatEncoder(tokenizer) if self.images is None else self.images.encoder(tokenizer)
+        made.most = self.max_tokens
+        return made
 
 
 EVERYTHING = ReadOptions()
@@ -354,5 +356,9 @@ class Dataset(Shuffled[Unit], ABC):
             record.fail(problem, "text alone: drop the row or the column")
         try:
             return cls.encode(record, encoder, options)
+        except Overlong as error:
+            if options.overlong == "error":
+                record.fail(f"the {cls.noun} is too long: {error}", SHORTER)
+            raise Dropped("overlong") from error
         except TemplateError as error:
             raise DataError(f"{record.place}: {error}") from error

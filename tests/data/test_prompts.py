@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
+from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
@@ -103,6 +106,40 @@ def test_a_prompt_of_a_megabyte_is_measured_and_dropped(
 ) -> None:
     path = write_rows({"prompt": "x" * 1_000_000}, {"prompt": "y"})
     assert PromptDataset.load(path, tokenizer, ReadOptions(max_tokens=512)).report["overlong"] == 1
+
+
+@pytest.mark.parametrize("kind", [PromptDataset, ConversationDataset, PreferenceDataset])
+def test_a_text_of_too_many_characters_is_never_encoded(
+    write_rows: WriteRows,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+) -> None:
+    encode = tokenizer.encode
+    read: list[int] = []
+
+    def noted(text: str, **options: Any) -> Any:
+        read.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    most = 40
+    longest = max(map(len, tokenizer.get_vocab()))
+    short, long = "y z", "x " * (most * longest)
+    rows = [
+        {"prompt": question, "completion": "a", "chosen": answer, "rejected": "b"}
+        for question, answer in ((short, "a"), (long, "a"), (short, long))
+    ]
+    columns = (
+        ("prompt", "chosen", "rejected") if kind is PreferenceDataset else ("prompt", "completion")
+    )
+    path = write_rows(*({name: row[name] for name in columns} for row in rows))
+    overlong = 2 if kind is PreferenceDataset else 1
+    report = kind.load(path, tokenizer, ReadOptions(max_tokens=most)).report
+    assert report["overlong"] == overlong and report["kept"] == len(rows) - overlong
+    assert read and max(read) <= most * longest
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: the \w+ is too long: .* characters are"):
+        kind.load(path, tokenizer, ReadOptions(max_tokens=most, overlong="error"))
 
 
 def test_uids_are_stable_and_depend_on_prompt_and_answer_only(
