@@ -1,19 +1,26 @@
-"""The code that packages offer by entry points, found without importing any of it."""
+"""The code that packages offer by entry points, found without importing any of it.
+
+What is installed may be anything. So a package of others is asked for something only where a run
+names it or a command lists what there is, a name of oxRL's own stays oxRL's, and whatever reading
+or asking raises becomes a sentence that says which package it was.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from oxrl.errors import ConfigError
+from oxrl.redact import shown
 from oxrl.tables.user_code import Kind
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
+log = logging.getLogger(__name__)
 OURS = "oxrl"
 # In a checkout it says what there is; what was installed of it may be older.
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
@@ -22,6 +29,36 @@ CORE = {
     "oxrl.rewards": {"exact": "oxrl.rewards.builtin:EXACT"},
     "oxrl.environments": {"tools": "oxrl.environments.tool_environment:ToolEnvironment"},
 }
+
+
+class Offer(NamedTuple):
+    """Something that a package offers, under a name.
+
+    place: "module:attribute", or whatever its metadata say. package: that is installed.
+    """
+
+    name: str
+    place: str
+    package: str = OURS
+
+    @contextmanager
+    def asked(self) -> Iterator[Any]:
+        """Import it for a block that uses it; what that raises in a package of others is told.
+
+        Raises:
+            ConfigError: whatever it raised, with the name of the package.
+        """
+        try:
+            yield resolve_name(self.place)
+        except (Exception, SystemExit) as error:
+            if self.package == OURS:
+                raise
+            raise self.problem(f"raised {type(error).__name__}: {error}") from error
+
+    def problem(self, text: str) -> ConfigError:
+        """Return an error that says what is wrong with it."""
+        said = f"{self.name!r}, which the installed package {self.package} offers ({self.place})"
+        return ConfigError(shown(f"{said}, {text:.600}"))
 
 
 @cache
@@ -37,9 +74,12 @@ def own_offers(group: str) -> Mapping[str, str]:
     if PROJECT.is_file():
         import tomllib  # of a checkout alone
 
-        stated = tomllib.loads(PROJECT.read_text("utf-8")).get("project", {})
-        if stated.get("name") == OURS:
-            return stated["entry-points"].get(group, {})
+        try:
+            stated = tomllib.loads(PROJECT.read_text("utf-8")).get("project", {})
+            if stated.get("name") == OURS:
+                return stated["entry-points"].get(group, {})
+        except (AttributeError, KeyError, ValueError) as error:
+            log.warning("%s cannot be read: %s; what is installed counts", PROJECT, error)
     from importlib.metadata import PackageNotFoundError, distribution  # of what is installed
 
     try:
@@ -79,26 +119,32 @@ def own_thing(kind: Kind, name: str) -> Any:
         ) from error
 
 
-def all_offers(group: str) -> list[EntryPoint]:
+def all_offers(group: str) -> list[Offer]:
     """Return what oxRL and every installed package offer, oxRL's first.
 
     Args:
         group: of entry points.
     """
-    return _all_offers(group, tuple(sys.path))
+    own = [Offer(name, place) for name, place in own_offers(group).items()]
+    return own + _all_offers(group, tuple(sys.path))
 
 
 @cache
-def _all_offers(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
-    """The same, read once as long as packages are looked for in `folders`."""
+def _all_offers(group: str, folders: tuple[str, ...]) -> list[Offer]:
+    """Those of others, read once as long as packages are looked for in `folders`."""
     # 80 ms with reading, which few names cost.
-    from importlib.metadata import EntryPoint, entry_points
+    from importlib.metadata import distributions
 
-    own = [EntryPoint(name, place, group) for name, place in own_offers(group).items()]
-    others = [entry for entry in entry_points(group=group) if package_of(entry) != OURS]
-    return own + others
-
-
-def package_of(entry: EntryPoint) -> str:
-    """Return the name of the installed package that offers something."""
-    return entry.dist.name if entry.dist is not None else entry.module
+    found: dict[Offer, None] = {}
+    for package in distributions():
+        try:
+            entries = package.entry_points.select(group=group)
+            name = str(package.name) if entries else ""
+            offers = [Offer(entry.name, entry.value, name) for entry in entries]
+        except Exception as error:  # noqa: BLE001 - what is written there may be anything
+            folder = package.locate_file("")
+            what = f"a package in {folder} offers nothing: its metadata cannot be read"
+            log.warning(shown(f"{what}: {type(error).__name__}: {error}"))
+            continue
+        found |= {offer: None for offer in offers if offer.package != OURS}
+    return list(found)

@@ -20,7 +20,7 @@ from oxrl.assembly.assembly import Assembly
 from oxrl.cli.prepare import preparers
 from oxrl.commands.doctor import examine
 from oxrl.config import load_config
-from oxrl.entry_points import is_ours, own_offers
+from oxrl.entry_points import _all_offers, all_offers, is_ours, own_offers
 from oxrl.environments.find import find_environment
 from oxrl.environments.find_tool import find_tool
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
@@ -330,5 +330,130 @@ def test_what_is_installed_says_what_oxrl_offers_where_there_is_no_checkout(
         offer(tmp_path, "oxrl", "[oxrl.rewards]\nmine = oxrl_graders.math:MATH\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         assert own_offers("oxrl.rewards") == {"mine": "oxrl_graders.math:MATH"}
+    finally:
+        own_offers.cache_clear()
+
+
+# What is installed may be anything, and a run that names none of it goes on as without.
+
+GROUPS = (
+    "rewards",
+    "environments",
+    "tools",
+    "datasets",
+    "doctor",
+    "machine_notes",
+    "trackers",
+    "new",
+)
+METADATA = {
+    "names no reference": b"[oxrl.{group}]\nodd = \n",
+    "names none either": b"[oxrl.{group}]\nodd = a b:c-d\n",
+    "not UTF-8": b"[oxrl.{group}]\nodd\xff = odd_games:thing\n",
+    "no sections": b"odd = odd_games:thing\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("text", METADATA.values(), ids=METADATA)
+def test_metadata_of_others_may_be_anything(site: Path, text: bytes, group: str) -> None:
+    offer(site, "odd-games", "")
+    entries = site / "odd_games-1.0.dist-info" / "entry_points.txt"
+    entries.write_bytes(text.replace(b"{group}", group.encode()))
+    offered = {offer.name for offer in all_offers(f"oxrl.{group}")}
+    # The other package's are there as before.
+    assert group in ("trackers", "new") or len(offered) > len(own_offers(f"oxrl.{group}"))
+    if group == "rewards":
+        with pytest.raises(RewardDefinitionError, match="reward.name=odd: ") as refused:
+            locate(REWARD, "odd")
+        assert "odd-games" in str(refused.value) or "must be" in str(refused.value)
+
+
+def test_a_package_whose_metadata_say_nothing_offers_all_the_same(site: Path) -> None:
+    offer(site, "odd-games", "[oxrl.rewards]\nodd = word_games.short:score\n")
+    for text in ("", "\0", "Name: x\nName: y\n\n"):
+        (site / "odd_games-1.0.dist-info" / "METADATA").write_text(text)
+        _all_offers.cache_clear()
+        assert locate(REWARD, "odd").module == "word_games.short"
+
+
+def test_thousands_of_names_are_a_short_sentence_at_once(site: Path) -> None:
+    names = "".join(f"name{number} = word_games.short:score\n" for number in range(60_000))
+    offer(site, "many-games", f"[oxrl.rewards]\n{'long' * 20_000} = x:y\n{names}")
+    with pytest.raises(RewardDefinitionError) as refused:
+        locate(REWARD, "nobody")
+    assert len(str(refused.value)) < 10_000
+    assert locate(REWARD, "name59999").module == "word_games.short"
+
+
+HOSTILE = {
+    "raises": "raise KeyError('\x1b[2Jcolour')",
+    "exits": "import sys; sys.exit(0)",
+    "exits deeper": "def thing(*args, **named):\n    raise SystemExit(0)",
+    "garbage": "thing = 7",
+    "yields garbage": "def thing(*args, **named):\n    yield 1, 2",
+    "what JSON cannot hold": "def thing(*args, **named):\n    return {'a': {1, 2}, 'b': '\\ud800'}",
+    "half a character": "def thing(*args, **named):\n    return '\\ud800'",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_a_package_does_it_is_told_and_nothing_else_breaks(
+    site: Path, source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (site / "word_games" / "bad.py").write_text(source)
+    entries = [f"[oxrl.{group}]\n{name} = word_games.bad:thing" for group, name in BAD.items()]
+    offer(site, "bad-games", "\n".join(entries))
+    offered = preparers()
+    assert {"arithmetic", "words"} <= offered.keys() and "bad-games" in caplog.text
+    assert "\x1b" not in caplog.text
+    told = [finding for finding in examine(tmp_path) if "bad-games" in "".join(finding[1:3])]
+    assert [finding.state for finding in told] == ["warn"] and "\x1b" not in told[0].text
+    # Nothing of it is named, so a run does not ask it, nor does who prepares what oxRL has.
+    sys.modules.pop("word_games.bad", None)
+    preparers("arithmetic")
+    oxrl.train("config.yaml", overrides=["run.steps=1"])
+    assert "word_games.bad" not in sys.modules
+    noted = json.loads(Path("run/environment.json").read_text())
+    assert noted["words"] == {"letters": 26} and isinstance(noted["python"], str)
+
+
+BAD = {"datasets": "bad", "doctor": "bad", "machine_notes": "python"}
+
+
+@pytest.mark.parametrize("source", [*HOSTILE.values()][3:], ids=[*HOSTILE][3:])
+def test_what_a_named_package_notes_badly_is_told_where_it_would_stand(
+    site: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (site / "word_games" / "bad.py").write_text(source)
+    offer(site, "word-games-2", "")
+    entries = site / "word_games-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "\nbad = word_games.bad:thing\n")
+    oxrl.train("config.yaml", overrides=["run.steps=1"])
+    noted = json.loads(Path("run/environment.json").read_text())
+    assert "word-games" in noted["bad"] and noted["words"] == {"letters": 26}
+    assert "'bad', which the installed package word-games offers" in caplog.text
+
+
+def test_a_preparer_of_a_package_that_fails_is_told_with_its_name(site: Path) -> None:
+    (site / "word_games" / "bad.py").write_text("thing = {'broken': lambda *args, **named: 1 / 0}")
+    offer(site, "bad-games", "[oxrl.datasets]\nbad = word_games.bad:thing\n")
+    with pytest.raises(ConfigError, match="bad-games offers.*raised ZeroDivisionError"):
+        preparers()["broken"](None, Path("out"), seed=0, limit=None, test=None)
+
+
+def test_a_project_file_that_is_no_toml_is_told_and_what_is_installed_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_offers.cache_clear()
+    try:
+        for text in (b"[", b"\xff", b"project = 3", b"[project]\nname = 'oxrl'\n"):
+            (tmp_path / "pyproject.toml").write_bytes(text)
+            monkeypatch.setattr(entry_points, "PROJECT", tmp_path / "pyproject.toml")
+            own_offers.cache_clear()
+            caplog.clear()
+            assert "exact" in own_offers("oxrl.rewards")
+            assert "pyproject.toml cannot be read" in caplog.text
     finally:
         own_offers.cache_clear()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from oxrl.assembly.pins import review_inputs
+from oxrl.assembly.pins import packages_named, review_inputs
 from oxrl.assembly.reference import reference_text
 from oxrl.checkpoint.saving import Origin, SavingOptions
 from oxrl.config import Config, dump_config
 from oxrl.config.conditions import CODE
 from oxrl.config.reads import resume_rules
 from oxrl.config.sections.model import told_origin
-from oxrl.entry_points import all_offers
+from oxrl.entry_points import OURS, all_offers
+from oxrl.errors import ConfigError
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.recipes.session import Session, SessionOptions
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.directory import Allowed, RunDirectory, open_run
+from oxrl.runs.files import json_safe, pretty_json
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ def _open_directory(cfg: Config, *, resume: bool, accept: Sequence[str]) -> RunD
         resume=resume,
         allowed=Allowed(resume_rules(), frozenset(accept)),
         review=partial(review_inputs, cfg),
-        noted=_noted_of_sandbox(cfg),
+        noted=_noted_of_packages(cfg),
         is_finished=_is_finished,
     )
 
@@ -96,8 +99,21 @@ def _is_finished(run: Path, steps: int) -> tuple[bool, str]:
     return is_finished(run, steps)
 
 
-def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
-    """The layers of the sandbox that this machine offers, where a program may run in it."""
+def _noted_of_packages(cfg: Config) -> Mapping[str, object]:
+    """Ask packages what to note of this machine where programs may run: oxRL's sandbox for its
+    layers, and each package of which the run names something.
+    """
     if CODE not in cfg.reward.names and not cfg.environment.name:
         return {}
-    return {noted.name: noted.load()() for noted in all_offers("oxrl.machine_notes")}
+    named = {OURS, *packages_named(cfg)}
+    noted: dict[str, object] = {}
+    for offer in all_offers("oxrl.machine_notes"):
+        if offer.package not in named or offer.name in noted:
+            continue
+        try:
+            with offer.asked() as notes:
+                noted[offer.name] = json_safe(json.loads(pretty_json(notes()).encode()))
+        except ConfigError as error:
+            log.warning("%s", error)
+            noted[offer.name] = str(error)
+    return noted

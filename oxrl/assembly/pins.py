@@ -4,13 +4,14 @@ bytes: data, reward, models, templates and losses of the user's own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
 from oxrl.config.conditions import is_model_folder
 from oxrl.config.sections.reward import asked_rewards
-from oxrl.entry_points import is_ours
+from oxrl.entry_points import all_offers, is_ours
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.chat_templates import template_file
@@ -22,9 +23,12 @@ from oxrl.modelfiles.folder import (
     vision_family,
 )
 from oxrl.modelfiles.hub import identity, locate
+from oxrl.runs.code import code_changes, code_of_run
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (
+    CODE,
+    CODE_FILE,
     DATA_FILE,
     DIGITS,
     INPUTS_FILE,
@@ -74,12 +78,22 @@ def review_inputs(cfg: Config, run: Path) -> Review:
     for found in inputs_of(cfg, known):
         then = known.get(found.name)
         now = pin(found, then)
+        if found.code and os.path.isabs(found.where):
+            places = (os.path.relpath(place, run) for place in found.where.split(", "))
+            now["from_run"] = ", ".join(places)
         pins[found.name] = now
         if then is None:
             review.new.append(found.name)
         else:
             review.changes += input_changes(found, then, now)
     review.noted[INPUTS_FILE] = pins
+    code = code_of_run()
+    review.noted[CODE_FILE] = code
+    then = read_noted(run, CODE_FILE)
+    if then:
+        review.changes += code_changes(then, code)
+    else:
+        review.new.append(CODE)
     return review
 
 
@@ -150,6 +164,14 @@ def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:
             yield GATE, GATE.field, [cfg.train.row.gate]
         if cfg.train.features:
             yield FEATURE, FEATURE.field, list(cfg.train.features)
+
+
+def packages_named(cfg: Config) -> Iterator[str]:
+    """Yield the installed packages of others of which the run names something."""
+    for kind, _, names in _own_code(cfg):
+        for name in names:
+            if not is_ours(kind, name):
+                yield from (there.package for there in all_offers(kind.group) if there.name == name)
 
 
 def _stored_samples(run: Path) -> Input:

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from oxrl.entry_points import all_offers
-from oxrl.errors import DataError, known
+from oxrl.entry_points import Offer, all_offers
+from oxrl.errors import ConfigError, DataError, known
+from oxrl.redact import shown
 
+log = logging.getLogger(__name__)
 Report = Mapping[str, object]
 
 
-def preparers() -> dict[str, Callable[..., Report]]:
-    """Everything that installed packages can prepare, by its name."""
+def preparers(wanted: str = "") -> dict[str, Callable[..., Report]]:
+    """Everything that installed packages can prepare, by its name, oxRL's first.
+
+    Args:
+        wanted: no package is asked behind the one that has it; empty: all are asked.
+    """
     found: dict[str, Callable[..., Report]] = {}
-    for offered in all_offers("oxrl.datasets"):
-        found = offered.load() | found
+    for offer in all_offers("oxrl.datasets"):
+        if wanted in found:
+            break
+        try:
+            with offer.asked() as offered:
+                there = {shown(name): partial(_prepared, offer, name) for name in offered}
+        except ConfigError as error:
+            log.warning("%s", error)
+            continue
+        found = there | found
     return found
+
+
+def _prepared(offer: Offer, name: str, *args: object, **options: object) -> Report:
+    with offer.asked() as offered:
+        return offered[name](*args, **options)
 
 
 def _complete_dataset(incomplete: str) -> list[str]:
@@ -54,7 +75,7 @@ def prepare(
     ] = None,
 ) -> None:
     """Turn a raw dataset into JSONL or Parquet in oxRL's format."""
-    offered = preparers()
+    offered = preparers(dataset)
     try:
         preparer = offered[known(dataset, offered)]
     except ValueError as error:

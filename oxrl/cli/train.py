@@ -20,7 +20,7 @@ Accept = Annotated[
     typer.Option(
         "--accept-changes",
         metavar="FIELD",
-        help="Resume although this field, or a file that it names, changed; repeatable.",
+        help="Resume although this field, or a file that it names, changed, or `code`; repeatable.",
     ),
 ]
 FromSamples = Annotated[

@@ -10,13 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from packaging.requirements import Requirement
 
-from oxrl.entry_points import all_offers
+from oxrl.entry_points import OURS, Offer, all_offers
+from oxrl.errors import ConfigError, known
 from oxrl.modelfiles.folder import FLASH_INSTALL
+from oxrl.redact import shown
 
+State = Literal["ok", "missing", "warn", "FAIL"]
 REPAIR = "pip install -e . -c constraints.txt"
 
 
@@ -27,7 +30,7 @@ class Finding(NamedTuple):
     optional: no run needs it but those that its text names.
     """
 
-    state: Literal["ok", "missing", "warn", "FAIL"]
+    state: State
     subject: str
     text: str
     fix: str = ""
@@ -136,9 +139,25 @@ def _shared_memory() -> Iterator[Finding]:
 
 def _needs_of_packages() -> Iterator[Finding]:
     """Ask installed packages about what they need, such as a sandbox for programs of the model."""
-    for offered in all_offers("oxrl.doctor"):
-        for found in offered.load()():
-            yield Finding(*found, optional=True)
+    for offer in all_offers("oxrl.doctor"):
+        try:
+            with offer.asked() as examine:
+                found = [_of_package(offer, *said) for said in examine()]
+        except ConfigError as error:
+            found = [Finding("warn", offer.package, str(error), optional=True)]
+        yield from found
+
+
+def _of_package(offer: Offer, state: State, subject: str, text: str, fix: str) -> Finding:
+    """Read one line of a package's, and say whose it is.
+
+    Raises:
+        ValueError: the state is none.
+    """
+    known(state, get_args(State))
+    if offer.package != OURS:
+        text = f"{text} (says the package {offer.package})"
+    return Finding(state, shown(subject), shown(text), shown(fix), optional=True)
 
 
 def _disk(runs: Path) -> Finding:

@@ -16,6 +16,7 @@ from oxrl.modelfiles.folder import hub_source, refuse_missing_folder
 from oxrl.modelfiles.hub_status import check_on_hub
 from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs.os_errors import explained
+from oxrl.runs.pins import CODE
 
 
 def run(cfg: Config, *, resume: bool = False, accept: Sequence[str] = ()) -> None:
@@ -79,7 +80,7 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
         ConfigError: no such field, or nothing is resumed.
     """
     for name in accept:
-        if name not in FIELDS and not PART_FIELD.fullmatch(name):
+        if name not in (*FIELDS, CODE) and not PART_FIELD.fullmatch(name):
             raise ConfigError(
                 f"--accept-changes {name}: no such field; write section.field, such as train.lr"
                 f"{did_you_mean(name, FIELDS)}"

@@ -4,6 +4,7 @@ config.yaml         the resolved config; a run starts to exist when this file do
 environment.json    of the first start
 data.json           the sha256, or the hub's commit, of every data file
 inputs.json         the same of models, rewards, templates and losses
+code.json           the files of oxRL and the versions of libraries that the numbers come from
 choices.json        what fields that say auto were taken for, and why; see pins.py
 starts.jsonl        one line per start: when, by which process, what changed since the first, and
                     which of these changes were accepted by name
@@ -44,7 +45,14 @@ from oxrl.runs.files import (
     require_kind,
     write_atomically,
 )
-from oxrl.runs.pins import CHOICES_FILE, DATA_FILE, INPUTS_FILE, InputChange, write_noted
+from oxrl.runs.pins import (
+    CHOICES_FILE,
+    CODE_FILE,
+    DATA_FILE,
+    INPUTS_FILE,
+    InputChange,
+    write_noted,
+)
 from oxrl.tables.watch import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -63,6 +71,7 @@ FILES_OF_A_START = {
     DATA_FILE,
     INPUTS_FILE,
     CHOICES_FILE,
+    CODE_FILE,
     "starts.jsonl",
     "metrics.jsonl",
     "samples.jsonl",
@@ -102,6 +111,7 @@ BEFORE_CONFIG = {
     "checkpoints",
     DATA_FILE,
     INPUTS_FILE,
+    CODE_FILE,
     GIVEN,
     "git.diff",
 }

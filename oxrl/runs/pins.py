@@ -6,6 +6,7 @@ auto, which a run that goes on, and one that is replayed, take over.
 inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
               "mtime_ns", "inode"}}}; of code what it uses is among the files
 data.json     name of a data file -> its sha256, or the hub's commit
+code.json     see code.py
 choices.json  field of the config -> {"value": what it was taken for, "why": in words}
 
 A large file is hashed once. Later starts look at its size, time and inode, and hash it again only
@@ -28,6 +29,9 @@ from oxrl.runs.files import Json, pretty_json, read_json, require_kind, write_at
 INPUTS_FILE = "inputs.json"
 DATA_FILE = "data.json"
 CHOICES_FILE = "choices.json"
+CODE_FILE = "code.json"
+# By this name, which is no field's, a change of the code of a run is accepted.
+CODE = "code"
 DIGITS = 12  # of a hash, in messages
 # How names of values begin that code uses, beside those of files and functions.
 VALUE = "value of "
@@ -99,7 +103,9 @@ def input_changes(given: Input, then: Json, now: Json) -> Iterator[InputChange]:
     if gone or then["commit"] != now["commit"]:
         yield InputChange(given.name, _described(then), f"{_described(now)} (from {os.getcwd()})")
         return
-    if given.code and then["where"] != now["where"]:
+    # A folder that was moved whole, with the run in it, holds the same.
+    moved = then["where"] != now["where"] and then.get("from_run") != now.get("from_run")
+    if given.code and moved:
         yield InputChange(given.name, then["where"], f"{now['where']} (from {os.getcwd()})")
     for name in {**then["files"], **now["files"]}:
         before = _short(then["files"].get(name))
@@ -153,6 +159,10 @@ def _is_hashed(file: object) -> bool:
     return isinstance(file, dict) and isinstance(file.get("sha256"), str)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_choice(value: object) -> bool:
     """True if it has the form of a Choice."""
     match value:
@@ -167,6 +177,7 @@ TAKE_AS_NOW = "delete it to take the inputs as they are now"
 FORMS = {
     INPUTS_FILE: (_is_pin, TAKE_AS_NOW),
     DATA_FILE: (_is_identity, TAKE_AS_NOW),
+    CODE_FILE: (_is_text, "delete it to take the code as it is now"),
     CHOICES_FILE: (
         _is_choice,
         "write into the configuration what each field in it was taken for, and delete it",

@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Protocol
 
-from oxrl.entry_points import all_offers
+from oxrl.entry_points import own_offers
 from oxrl.flat_config import flatten_config
 from oxrl.runs.files import (
     CHAIN_FIELD,
@@ -77,8 +78,7 @@ def follow(name: str, directory: Path, run_pid: int) -> None:
         directory: of the run.
         run_pid: the process that writes the record; without it this one ends too.
     """
-    [offered, *_] = [offer for offer in all_offers(GROUP) if offer.name == name]
-    open_tracker: Callable[[TrackedRun], Tracker] = offered.load()
+    open_tracker: Callable[[TrackedRun], Tracker] = resolve_name(own_offers(GROUP)[name])
     # The mirror of a killed run may still be catching up when the resumed run starts its own.
     with lock_file(directory / f".{name}.json.lock", fcntl.LOCK_EX):
         tracker = open_tracker(tracked_run(directory))

@@ -35,7 +35,7 @@ def code_inputs(kind: Kind, names: Sequence[str], field: str) -> Iterator[Input]
         place = locate(kind, name)
         found = files_of(place)
         if len(names) > 1:
-            found = {str(path): path for path in found.values()}
+            found = {f"{file} of {name}": path for file, path in found.items()}
         if place.file is not None:
             places.append(str(place.file))
         files |= found

@@ -7,11 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from oxrl.entry_points import all_offers, is_ours, own_offers, package_of
-from oxrl.errors import did_you_mean
+from oxrl.entry_points import all_offers, is_ours, own_offers
+from oxrl.errors import did_you_mean, shortened
+from oxrl.redact import shown
 from oxrl.tables.user_code import Kind
 from oxrl.usercode.given import given, is_given
 from oxrl.usercode.user_code import place_in_file
+
+# Of other packages, in an error.
+MOST_NAMES = 100
 
 
 class Place(NamedTuple):
@@ -28,10 +32,11 @@ class Place(NamedTuple):
 
 
 def names_of(kind: Kind) -> list[str]:
-    """Everything of a kind that has a name: what oxRL has, then what other packages offer."""
+    """The names of a kind, for errors: what oxRL has, then what other packages offer."""
     own = own_offers(kind.group)
-    offered = {entry.name for entry in all_offers(kind.group)}
-    return [*own, *sorted(offered.difference(own))]
+    offered = {offer.name for offer in all_offers(kind.group)}
+    others = sorted(offered.difference(own))[:MOST_NAMES]
+    return [*own, *(shortened(shown(name)) for name in others)]
 
 
 def forms_of(kind: Kind) -> str:
@@ -87,11 +92,15 @@ def _installed(kind: Kind, name: str) -> Place:
     if not found:
         raise ValueError(f"must be {forms_of(kind)}{did_you_mean(name, names_of(kind))}")
     if len(found) > 1:
-        packages = " and ".join(sorted(map(package_of, found)))
+        packages = " and ".join(sorted(offer.package for offer in found))
         rule = "uninstall one of them, or write path.py:name"
         raise ValueError(f"is offered by two packages, {packages}: {rule}")
-    module = found[0].module
-    return Place(_module_file(module), found[0].attr, module)
+    # What stands in brackets behind it are extras of the package.
+    place = found[0].place.partition("[")[0].strip()
+    module, _, attribute = place.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ValueError(str(found[0].problem("is no module:attribute")))
+    return Place(_module_file(module), attribute, module)
 
 
 def _module_file(module: str) -> Path | None:

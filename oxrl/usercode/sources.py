@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +25,7 @@ from oxrl.usercode.locate import Place
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 # Calls that import what their first argument names.
 IMPORTERS = ("import_module", "__import__")
+UNSEEN = "a resume will not see changes of %s"
 logger = logging.getLogger(__name__)
 
 
@@ -171,8 +173,7 @@ def _add_value(name: str, value: object, texts: Texts) -> None:
     try:
         texts[VALUE + name] = json.dumps(value, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
-        kind = type(value).__name__
-        logger.warning("a resume will not see changes of %s (%s), which code uses", name, kind)
+        logger.warning(UNSEEN, f"{name} ({type(value).__name__}), which code uses")
 
 
 def _add_source(value: Any, texts: Texts) -> None:
@@ -180,8 +181,10 @@ def _add_source(value: Any, texts: Texts) -> None:
     name = getattr(value, "__name__", "")
     if name in texts:
         return
-    with suppress(OSError, TypeError):  # typed into an interpreter, or made by a library
+    try:
         texts[name] = textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):  # typed into an interpreter, made by `exec` or by a library
+        logger.warning(UNSEEN, f"{name or type(value).__name__}, which has no source here")
     functions = [value]
     if inspect.isclass(value):
         functions = [member for _, member in inspect.getmembers(value, inspect.isfunction)]
@@ -196,13 +199,30 @@ def _add_source(value: Any, texts: Texts) -> None:
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # nothing is assigned to it yet
                 names[free] = cell.cell_contents
-        for used in sorted(names.keys() & set(names_in(code))):
+        read = set(names_in(code))
+        for used in sorted(names.keys() & read):
             other = names[used]
+            if isinstance(other, ModuleType):
+                _add_module(other, read, texts)
             own = getattr(other, "__module__", None) == value.__module__
             if own and (inspect.isfunction(other) or inspect.isclass(other)):
                 _add_source(other, texts)
             elif not isinstance(other, (type, ModuleType)) and not inspect.isroutine(other):
                 _add_value(f"{used} in {name}", other, texts)
+
+
+def _add_module(module: ModuleType, read: set[str], texts: Texts) -> None:
+    """The files of a module of the user's, and its values that code may read by these names."""
+    file = Path(getattr(module, "__file__", None) or "")
+    installed = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    if file.suffix != ".py" or any(map(file.is_relative_to, installed)):
+        return
+    sources = python_sources(file, module.__name__).items()
+    texts |= {VALUE + name: path.read_text("utf-8", "replace") for name, path in sources}
+    for name in sorted(vars(module).keys() & read):
+        value = vars(module)[name]
+        if not callable(value) and not isinstance(value, ModuleType):
+            _add_value(f"{module.__name__}.{name}", value, texts)
 
 
 def names_in(code: CodeType) -> Iterator[str]:

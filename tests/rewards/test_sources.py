@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
+import math
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from oxrl.usercode.locate import Place
 from oxrl.usercode.sources import code_digest, python_sources, sources_of
@@ -194,4 +200,61 @@ def test_what_is_no_plain_value_is_told(kind: str, caplog: pytest.LogCaptureFixt
     assert not any("lock" in text and "value of" in name for name, text in found.items())
     caplog.clear()
     sources_of(HOLDERS[kind](1.0))
-    assert caplog.text == ""
+    assert "which code uses" not in caplog.text
+
+
+# What a reward reads of other modules, and one without source: compared, or told.
+
+
+def module_of(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    (folder / "settings_of_mine.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "settings_of_mine", raising=False)
+    importlib.invalidate_caches()
+    return importlib.import_module("settings_of_mine")
+
+
+def reads(settings: ModuleType) -> Callable[..., float]:
+    def score(prompt: Any, completion: Any) -> float:
+        return settings.SCALE * len(completion)
+
+    return score
+
+
+def calls(settings: ModuleType) -> Callable[..., float]:
+    def score(prompt: Any, completion: Any) -> float:
+        return settings.worth(completion)
+
+    return score
+
+
+@pytest.mark.parametrize("make", [reads, calls])
+def test_what_code_reads_of_a_module_is_part_of_it(
+    make: Callable[[ModuleType], Callable[..., float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = "SCALE = 2.0\n\n\ndef worth(text):\n    return SCALE * len(text)\n"
+    module = module_of(tmp_path, source, monkeypatch)
+    before = sources_of(make(module))
+    assert sources_of(make(module)) == before
+    monkeypatch.setattr(module, "SCALE", 3.0)
+    assert (sources_of(make(module)) != before) == (make is reads)
+    other = module_of(tmp_path, source.replace("SCALE *", "7 *"), monkeypatch)
+    assert sources_of(make(other)) != before
+
+
+def test_libraries_are_no_files_of_a_users(caplog: pytest.LogCaptureFixture) -> None:
+    def score(prompt: Any, completion: Any) -> float:
+        return math.pi * len(json.dumps(completion)) + torch.float32.itemsize
+
+    assert list(sources_of(score)) == [Path(__file__).name] or len(sources_of(score)) == 1
+    assert "will not see" not in caplog.text
+
+
+def test_code_without_source_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    there: dict[str, Any] = {"__name__": "nowhere"}
+    exec("def score(prompt, completion):\n    return 1.0\n", there)
+    assert sources_of(there["score"]) == {}
+    assert "a resume will not see changes of score, which has no source here" in caplog.text

@@ -238,7 +238,7 @@ TERRIBLE = [
 ]
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "data.json", "inputs.json"])
+@pytest.mark.parametrize("name", ["config.yaml", "data.json", "inputs.json", "code.json"])
 @pytest.mark.parametrize("content", TERRIBLE)
 def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     from oxrl.runs.pins import read_noted
