@@ -56,6 +56,11 @@ def known(value: str, options: Iterable[str]) -> str:
     raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
 
 
+def is_named_pipe(path: Path) -> bool:
+    """True if reading a file may wait for ever; not of the pipes that a shell makes, in /dev."""
+    return path.is_fifo() and str(path.parent) not in ("/dev", "/dev/fd")
+
+
 def why_no_file(path: Path | str) -> str:
     """Explain why `path` is no file, with the closest name in its folder."""
     path = Path(path)
@@ -63,6 +68,8 @@ def why_no_file(path: Path | str) -> str:
         return "is a folder; give a file"
     if path.is_symlink():
         return "is a symbolic link that leads to no file"
+    if path.exists():
+        return "is a pipe or a device; give a file"
     if not path.parent.is_dir():
         return (
             f"no such file: the folder {path.parent} does not exist (relative paths start at "

@@ -8,10 +8,13 @@ access token that stands in a configuration or an address has no place in a log 
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 
 HIDDEN = "***"
+# Characters of a secret in an environment variable: a shorter one may stand anywhere.
+SHORTEST = 8
 
 # Line feeds and tabs are layout. The two joiners belong to the spelling of languages and of emoji.
 _HARMLESS = frozenset("\n\t\u200c\u200d")
@@ -32,7 +35,7 @@ _SURE = (
 )
 _VALUE = r"('[^']*'|\"[^\"]*\"|[^\s,;'\")\]}]+)"
 _ASSIGNED = re.compile(
-    rf"(?<![\w-])((?:[\w-]+\.)*(?:{_SURE}['\"]?(?:\s?=\s?|:\s)|(?:key|token)\s?=\s?)){_VALUE}",
+    rf"(?<![\w-])((?:{_SURE}['\"]?(?:\s?=\s?|:\s)|(?:key|token)\s?=\s?)){_VALUE}",
     re.IGNORECASE,
 )
 # The forms that services give their tokens: Hugging Face, OpenAI and Anthropic, GitHub, GitLab,
@@ -64,6 +67,14 @@ def masked(text: str) -> str:
     services, and name and password in an address.
     """
     return _ASSIGNED.sub(rf"\1{HIDDEN}", without_tokens(text))
+
+
+def without_settings(text: str) -> str:
+    """Put *** where a text holds the value of an environment variable that is named as a secret."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST and value in text and SECRET_NAME.fullmatch(name):
+            text = text.replace(value, HIDDEN)
+    return text
 
 
 def without_tokens(text: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,41 @@ def test_parts_of_a_reward_are_said_by_mappings(tmp_path: Path) -> None:
     for wrong in ({"correct": "exact"}, {"correct": {"nam": "exact"}}, ["exact"]):
         with pytest.raises(ConfigError, match=r"reward\.parts"):
             oxrl.train(config(tmp_path, "wrong", reward={"parts": wrong}), dataset=ROWS)
+
+
+class Pad:
+    """Where a program writes, with as few methods as Python itself asks for."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+
+@pytest.mark.parametrize("stream", [Pad(), StringIO(), None], ids=["write alone", "text", "none"])
+def test_a_run_is_trained_whatever_standard_output_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Any
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    run = oxrl.train(config(tmp_path), dataset=ROWS, reward=digits)
+    assert len(run.metrics) == 2
+
+
+FEW_FILES = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from oxrl.usercode.messages import Replies
+ours, theirs = socket.socketpair()
+Replies(theirs.detach()).send({"id": 1})
+print(ours.recv(100).decode())
+"""
+
+
+def test_a_process_answers_where_few_files_may_be_open() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.strip() == '{"id": 1}', done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from oxrl.errors import ConfigError, OxrlError
 from oxrl.redact import masked, printable, shown, without_tokens
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.environment import without_secret
+from oxrl.usercode.user_code import raised_as
 
 HF = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 
@@ -56,6 +58,24 @@ def test_what_a_terminal_obeys_becomes_an_escape(text: str, expected: str) -> No
 def test_what_looks_like_a_secret_is_masked(text: str, expected: str) -> None:
     assert masked(text) == expected
     assert str(OxrlError(text)) == expected
+
+
+def test_long_texts_of_others_are_looked_through_at_once() -> None:
+    began = time.process_time()
+    for part in ("a.", "a-", "a_", "key.", "token", "x:", "eyJ", "A1.-", "'"):
+        masked(part * (20_000 // len(part)))
+    # A few hundredths; where the time grew with the square of the length, minutes.
+    assert time.process_time() - began < 20
+
+
+def test_a_secret_of_the_environment_does_not_stay_in_what_a_reward_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "zebra-staple-9912")
+    monkeypatch.setenv("SORT_KEY", "id")
+    monkeypatch.setenv("PLAIN", "nothing secret")
+    error = ValueError("zebra-staple-9912 was refused by id, nothing secret")
+    assert raised_as(error, None) == "ValueError: *** was refused by id, nothing secret"
 
 
 def test_a_path_with_an_equals_sign_is_kept_in_a_config() -> None:

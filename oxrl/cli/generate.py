@@ -11,7 +11,7 @@ import typer
 
 from oxrl.cli.console import Out, say
 from oxrl.data.rows import read_rows
-from oxrl.errors import DataError
+from oxrl.errors import DataError, is_named_pipe, why_no_file
 from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs.files import encode_line
 from oxrl.tables.engines import SamplingEngineName
@@ -139,6 +139,8 @@ def _to_play(prompts: Sequence[str], file: Path | None) -> Sequence[str] | Path:
 
 def read_prompts(path: Path) -> list[str]:
     """One prompt per line that is not blank, or the field "prompt" of each row of a .jsonl file."""
+    if is_named_pipe(path):
+        raise DataError(f"--prompts-file {path}: {why_no_file(path)}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from oxrl.config.field import holds_mapping
 from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
-from oxrl.errors import ConfigError, why_no_file
+from oxrl.errors import ConfigError, is_named_pipe, why_no_file
 from oxrl.flat_config import PARTS
 
 # Values of problems: none is told, or the one of the configuration.
@@ -30,6 +30,8 @@ YAML_1_2 = YAML(typ="safe", pure=True)
 # near either.
 MOST_CHARACTERS = 100_000
 MOST_BRACKETS = 200
+# Tags of what has keys.
+MAPPINGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:set")
 MOST_VALUES = 30_000  # and keys, counted as often as an alias repeats them
 
 
@@ -170,6 +172,8 @@ def enter(path: str, value: object, source: Source) -> None:
 
 
 def _read_text(path: Path) -> str:
+    if is_named_pipe(path):
+        raise ConfigError(f"{path}: {why_no_file(path)}")
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,6 +203,11 @@ def compose(text: str, name: str) -> Node | None:
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     found = [root]
     for node in found:  # of a mapping, pairs of nodes
+        if isinstance(node, MappingNode) and str(node.tag) not in MAPPINGS:
+            line = node.start_mark.line + 1
+            raise ConfigError(
+                f"{name}:{line}: what has keys is tagged {node.tag}: leave the tag out"
+            )
         inside = getattr(node, "value", node)
         if isinstance(inside, list | tuple):
             found += inside

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -144,7 +145,8 @@ def local_path(reference: Json, folder: Path) -> Path | None:
         A path, which need not be there; None too of bytes, base64, data: and http(s): URLs.
     """
     if isinstance(reference, Mapping):
-        reference = _inside(reference)
+        with suppress(Unusable):  # whoever reads it says so
+            reference = _inside(reference)
     if not isinstance(reference, str) or not reference:
         return None
     # Paths are short, and hold a dot near their end.
@@ -189,6 +191,8 @@ def _inside(reference: Fields) -> Json:
     for name in ("bytes", "base64", "path", "url"):
         value = reference.get(name)
         if value is not None:
+            if isinstance(value, Mapping):
+                raise Unusable(f"has an object as its {name}")
             encoded = name in ("bytes", "base64") and isinstance(value, str)
             return f"data:,{value}" if encoded else value
     return None

@@ -332,10 +332,14 @@ def _check_shapes(model_class: type[Any], folder: Path) -> None:
     Raises:
         DataError: some differ.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     build = getattr(model_class, "from_config", model_class)  # an Auto class, or a model's own
     with torch.device("meta"):
-        expected = build(config).state_dict()
+        model = build(config)
+    weights = model.state_dict()
+    # Files of a bare model leave the name of it out.
+    inner = f"{model.base_model_prefix}."
+    expected = {name.removeprefix(inner): weight for name, weight in weights.items()} | weights
     wrong: list[str] = []
     for _, name, shape, _ in stored_kinds(folder):
         if name in expected and tuple(expected[name].shape) != shape:
@@ -368,13 +372,13 @@ def named_in_errors(what: str, name: str) -> Iterator[None]:
         raise
     # What is no fault of the machine is about the files or the name that a library was given.
     except Exception as error:
-        where = "in that directory"
-        if not local:
-            where = "on disk, and the hub has none of that name"
-            if not hub_answers():
-                where = f"on disk or in the cache, and {why_silent()}"
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise fault_of(error) or DataError(
-            f"model.name: no {what} {name!r} {where} ({reason}). "
-            f"Without a network use a local directory or one of {BUILTINS}"
-        ) from error
+        if local:
+            problem = f"the {what} in {name!r} cannot be read ({reason})"
+            if "trust_remote_code" in str(error):
+                problem += "; model.trust_remote_code: true runs the code that ships with it"
+        else:
+            where = "the hub has none of that name" if hub_answers() else why_silent()
+            problem = f"no {what} {name!r} on disk or in the cache, and {where} ({reason})"
+            problem += f". Without a network use a local directory or one of {BUILTINS}"
+        raise fault_of(error) or DataError(f"model.name: {problem}") from error

@@ -114,7 +114,7 @@ def build_without_weights(
         those, whole.
     """
     folder = Path(name) if Path(name).is_dir() else _fetched(name, revision)
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if any(getattr(config, key, None) for key in OTHERWISE_STORED):
         return None
     tied = getattr(config, "tie_word_embeddings", False)

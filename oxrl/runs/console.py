@@ -206,9 +206,9 @@ class Console(AbstractContextManager["Console"]):
         """
         try:
             yield
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):  # a stream of a program may lack a method
             self._view = None
-            with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+            with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
 
 
@@ -370,4 +370,4 @@ def on_terminal() -> bool:
     stream = sys.stderr
     if stream is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False
-    return stream.isatty()
+    return hasattr(stream, "isatty") and stream.isatty()

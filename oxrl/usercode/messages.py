@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,7 +70,9 @@ class Replies:
     """The process's end of the socket, at a descriptor that nothing it starts inherits."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = min(LOWEST_FD, files // 2)
+        self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
         os.close(fd)
         self.requests = os.fdopen(self._fd, "rb", closefd=False)
         os.register_at_fork(after_in_child=self._close)

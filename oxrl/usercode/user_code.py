@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from oxrl.errors import did_you_mean, why_no_file
+from oxrl.redact import masked, without_settings
 
 # Longest text of one error, in characters: it is written for every sample.
 MOST_REASON = 600
@@ -113,9 +114,9 @@ def capped(text: str, most: int) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text; user code may raise one that cannot even say that."""
+    """Return an exception's text without secrets; user code may raise one that has none."""
     try:
-        return str(error)
+        return masked(without_settings(str(error)))
     except Exception as second:  # noqa: BLE001 - `__str__` is the user's
         return f"(its text cannot be shown: {type(second).__name__})"
 

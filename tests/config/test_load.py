@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oxrl.cli.generate import read_prompts
 from oxrl.config import dump_config, load_config, load_source
 from oxrl.config.given import mapping_source
 from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.config.source import read_source
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, DataError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.
 BLOCK = """\
@@ -193,6 +195,11 @@ def test_one_wrong_override_gives_one_problem_that_says_what_to_write(
         ("? [1, 2]\n: 3\n", "a field name must be a word"),
         ("run: &run {name: [*run]}\n", "not a configuration: more than"),
         ("foo: &a {x: *a}\n", "not a configuration: more than"),
+        ("run: {}\ntrain: !!seq {lr: 1}\n", r"text.yaml:2: what has keys is tagged .*:seq"),
+        ("run: !!str {name: a}\n", r"text.yaml:1: what has keys is tagged .*:str"),
+        ("run: {name: !odd {a: 1}}\n", r"text.yaml:1: what has keys is tagged !odd"),
+        ("train: !!seq\n", "text.yaml:1: train"),
+        ("train: !!map [1]\n", "text.yaml:1: train"),
     ],
 )
 def test_a_file_that_is_no_configuration_says_where_and_why(
@@ -204,6 +211,25 @@ def test_a_file_that_is_no_configuration_says_where_and_why(
 def test_a_name_with_nul_names_no_file() -> None:
     with pytest.raises(ConfigError, match="no such file: a name cannot hold .* NUL"):
         load_config("run\0.yaml")
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    assert "is a pipe or a device; give a file" in problems(str(folder / "pipe.yaml"))
+    os.mkfifo(folder / "prompts.txt")
+    with pytest.raises(DataError, match=r"--prompts-file .*prompts\.txt: is a pipe"):
+        read_prompts(folder / "prompts.txt")
+
+
+def test_a_pipe_that_a_shell_made_is_read(write: Callable[..., Path]) -> None:
+    content = write("config.yaml").read_bytes()
+    ours, theirs = os.pipe()
+    os.write(theirs, content)
+    os.close(theirs)
+    try:
+        assert load_config(f"/dev/fd/{ours}").run.name == load_config("config.yaml").run.name
+    finally:
+        os.close(ours)
 
 
 def test_a_missing_file_names_the_closest_one(write: Callable[..., Path]) -> None:

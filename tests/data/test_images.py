@@ -291,6 +291,14 @@ def test_what_is_no_plain_image_is_refused_with_its_row(tmp_path: Path, kind: st
         read(path)
 
 
+@pytest.mark.parametrize("name", ["path", "url", "base64", "bytes"])
+def test_an_object_in_an_object_is_no_image(tmp_path: Path, name: str) -> None:
+    (tmp_path / "good.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "images": [{name: {"path": "good.png"}}]})
+    with pytest.raises(DataError, match=rf"rows\.jsonl:1: the image .*has an object as its {name}"):
+        read(path)
+
+
 def test_a_ratio_that_the_model_refuses_is_told_with_its_row(tmp_path: Path) -> None:
     (tmp_path / "line.png").write_bytes(png(8000, 8))
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the image 'line\.png' cannot be shown"):

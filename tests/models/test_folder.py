@@ -105,6 +105,17 @@ def pickled(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "shape": (weights(lambda t: t.update({EMBEDDING: torch.zeros(3, 3)})), r"\(3, 3\), not \(261"),
+    "shape, named as in a bare model": (
+        weights(lambda t: t.update({EMBEDDING.removeprefix("model."): torch.zeros(3, 3)})),
+        r"\(3, 3\), not \(261",
+    ),
+    "code of its own": (
+        lambda f: (
+            edit("model_type", "odd")(f),
+            edit("auto_map", {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})(f),
+        ),
+        "cannot be read .*model.trust_remote_code: true runs the code",
+    ),
     "type": (weights(lambda t: t.update({EMBEDDING: t[EMBEDDING].long()})), "I64"),
     "missing": (weights(lambda t: t.pop(EMBEDDING)), "lacks"),
     "nan": (weights(lambda t: t[EMBEDDING].fill_(float("nan"))), "NaN"),
