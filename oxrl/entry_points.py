@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oxrl.errors import ConfigError
 from oxrl.redact import shown
 from oxrl.tables.user_code import Kind
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 log = logging.getLogger(__name__)
 OURS = "oxrl"
@@ -139,7 +142,7 @@ def _all_offers(group: str, folders: tuple[str, ...]) -> list[Offer]:
     for package in distributions():
         try:
             entries = package.entry_points.select(group=group)
-            name = str(package.name) if entries else ""
+            name = _name_of(package) if entries else ""
             offers = [Offer(entry.name, entry.value, name) for entry in entries]
         except Exception as error:  # noqa: BLE001 - what is written there may be anything
             folder = package.locate_file("")
@@ -148,3 +151,10 @@ def _all_offers(group: str, folders: tuple[str, ...]) -> list[Offer]:
             continue
         found |= {offer: None for offer in offers if offer.package != OURS}
     return list(found)
+
+
+def _name_of(package: Distribution) -> str:
+    """The name of an installed package; its metadata may hold none, or not be there."""
+    with suppress(Exception):
+        return str(package.name)
+    return "without a name"

@@ -25,11 +25,11 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 320_400
+MOST_NODES = 320_450
 MOST_NODES_BESIDE = 67_250
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
-    ".": 6_950,
+    ".": 7_000,
     "assembly": 15_750,
     "checkpoint": 9_850,
     "cli": 4_950,
@@ -52,7 +52,7 @@ MOST_NODES_IN = {
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (142, 142_600), "usual": (164, 163_000)}
+MOST_READ = {"default": (142, 142_650), "usual": (164, 163_050)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

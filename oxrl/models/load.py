@@ -374,7 +374,7 @@ def named_in_errors(what: str, name: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if local:
-            problem = f"the {what} in {name!r} cannot be read ({reason})"
+            problem = f"no {what} can be read from {name!r} ({reason})"
             if "trust_remote_code" in str(error):
                 problem += "; model.trust_remote_code: true runs the code that ships with it"
         else:

@@ -114,7 +114,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
             edit("model_type", "odd")(f),
             edit("auto_map", {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})(f),
         ),
-        "cannot be read .*model.trust_remote_code: true runs the code",
+        "no model can be read .*model.trust_remote_code: true runs the code",
     ),
     "type": (weights(lambda t: t.update({EMBEDDING: t[EMBEDDING].long()})), "I64"),
     "missing": (weights(lambda t: t.pop(EMBEDDING)), "lacks"),

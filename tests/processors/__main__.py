@@ -138,7 +138,7 @@ def twin(parts: list[Part], part: Part) -> str:
         return ""
     mine = bits(part.rounding)
     for other in parts:
-        if other.rounding == part.rounding:
+        if other is part:
             return ""
         result = other.result()
         if other.group == part.group and result is not None and result["bits"] == mine:

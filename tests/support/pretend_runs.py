@@ -30,6 +30,7 @@ from small_runs import (
 )
 
 from oxrl.errors import ConfigError
+from oxrl.models import linear
 
 Case = Callable[[Path], Any]
 DEADLINE_S = 200.0
@@ -55,6 +56,8 @@ def _in_process(float64: bool | None, case: Case, folder: Path) -> None:
     try:
         if float64 is None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            # The device has PyTorch's products alone.
+            linear.onednn_is_faster = lambda: False
         elif not float64:
             pretend_device.offered().lack_float64()
         (folder / SAID).write_text(json.dumps(case(folder), sort_keys=True, default=str))
