@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 320_450
+MOST_NODES = 320_500
 MOST_NODES_BESIDE = 67_250
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
@@ -48,7 +48,7 @@ MOST_NODES_IN = {
     "rollouts": 12_900,
     "runs": 20_400,
     "tables": 7_200,
-    "usercode": 11_350,
+    "usercode": 11_400,
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.

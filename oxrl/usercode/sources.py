@@ -176,14 +176,27 @@ def _add_value(name: str, value: object, texts: Texts) -> None:
         logger.warning(UNSEEN, f"{name} ({type(value).__name__}), which code uses")
 
 
+def _source_of(value: Any) -> str:
+    """The text of a function or class; empty where there is none."""
+    try:
+        source = textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):  # typed into an interpreter, made by `exec` or by a library
+        return ""
+    code = getattr(value, "__code__", None)
+    # Python 3.13 takes the program behind `python -c` for the file of all that `exec` made.
+    guessed = code is not None and code.co_filename == "<string>"
+    return "" if guessed and value.__name__.strip("<>") not in source else source
+
+
 def _add_source(value: Any, texts: Texts) -> None:
     """The text of a function or class, and of what it uses of its own module."""
     name = getattr(value, "__name__", "")
     if name in texts:
         return
-    try:
-        texts[name] = textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):  # typed into an interpreter, made by `exec` or by a library
+    source = _source_of(value)
+    if source:
+        texts[name] = source
+    else:
         logger.warning(UNSEEN, f"{name or type(value).__name__}, which has no source here")
     functions = [value]
     if inspect.isclass(value):
