@@ -26,7 +26,7 @@ BESIDE = ROOT / "packages"
 
 # Bounds may only be lowered; an issue that adds a feature states what it costs.
 MOST_NODES = 320_500
-MOST_NODES_BESIDE = 67_250
+MOST_NODES_BESIDE = 67_300
 # Of each part of the core, by folder.
 MOST_NODES_IN = {
     ".": 7_000,
@@ -52,7 +52,7 @@ MOST_NODES_IN = {
 }
 # Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
 # and checkpoints.
-MOST_READ = {"default": (142, 142_650), "usual": (164, 163_050)}
+MOST_READ = {"default": (142, 142_650), "usual": (164, 163_150)}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

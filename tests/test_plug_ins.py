@@ -28,7 +28,7 @@ from oxrl.rewards.loaded import find_reward
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
 from oxrl.types import Completion, Prompt
 from oxrl.usercode.find import find
-from oxrl.usercode.locate import locate
+from oxrl.usercode.locate import locate, names_of
 
 SHORT = """
 from word_games.lengths import letters
@@ -378,12 +378,20 @@ def test_a_package_whose_metadata_say_nothing_offers_all_the_same(site: Path) ->
         assert locate(REWARD, "odd").module == "word_games.short"
 
 
+@pytest.mark.parametrize("place", ["word_games.short:no-name", "1word.short:score", "word_games:"])
+def test_a_place_that_is_none_is_told(site: Path, place: str) -> None:
+    offer(site, "odd-games", f"[oxrl.rewards]\nodd = {place}\n")
+    with pytest.raises(RewardDefinitionError, match="is no module:attribute"):
+        locate(REWARD, "odd")
+
+
 def test_thousands_of_names_are_a_short_sentence_at_once(site: Path) -> None:
     names = "".join(f"name{number} = word_games.short:score\n" for number in range(60_000))
     offer(site, "many-games", f"[oxrl.rewards]\n{'long' * 20_000} = x:y\n{names}")
     with pytest.raises(RewardDefinitionError) as refused:
         locate(REWARD, "nobody")
     assert len(str(refused.value)) < 10_000
+    assert len(names_of(REWARD)) == len(own_offers("oxrl.rewards")) + 100
     assert locate(REWARD, "name59999").module == "word_games.short"
 
 

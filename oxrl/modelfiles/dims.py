@@ -193,8 +193,8 @@ def _from_config(
     """
     values = {**values, **(values.get("text_config") or {})}
     family = str(values.get("model_type"))
-    # Transformers ties no model whose files say otherwise.
-    tied = bool(values.get("tie_word_embeddings", True))
+    # Transformers ties no model whose files say otherwise, and none of these that say nothing.
+    tied = bool(values.get("tie_word_embeddings", family not in COUNTED))
     own_head = has_own_head(kinds) if tied else None
     try:
         hidden = values["hidden_size"]
@@ -222,12 +222,14 @@ def _from_config(
     if family not in COUNTED:
         return None
     layer = dims.layer + 2 * hidden  # norms
-    if family == "qwen2" or values.get("attention_bias"):
+    biased = family in ("llama", "qwen3") and values.get("attention_bias")
+    if family == "qwen2" or biased:
         layer += dims.queries + 2 * dims.keys
+    if biased:
+        layer += hidden
     if family == "qwen3":
         layer += 2 * dims.head_dim
-    embeddings = dims.vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
-    return replace(dims, parameters=int(dims.layers * layer + hidden + embeddings))
+    return replace(dims, parameters=int(dims.layers * layer + hidden + dims.ends))
 
 
 def model_context(name: str) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -419,15 +419,22 @@ class Quantity:
         Args:
             other: the answer's quantity; this one is the ground truth's.
         """
+        mine = self.measured_in(other.unit)
+        theirs = other.measured_in(self.unit)
         if (
-            self.unit
-            and other.unit != self.unit
-            and (other.unit or self.unit in ("am", "pm"))
-            and {self.unit, other.unit} not in _ALIKE
+            mine.unit
+            and theirs.unit != mine.unit
+            and (theirs.unit or mine.unit in ("am", "pm"))
+            and {mine.unit, theirs.unit} not in _ALIKE
         ):
             return False
-        digits = Fraction if self.exact == other.exact else _six_digits
-        return not set(map(digits, self.values)).isdisjoint(map(digits, other.values))
+        digits = Fraction if mine.exact == theirs.exact else _six_digits
+        return not set(map(digits, mine.values)).isdisjoint(map(digits, theirs.values))
+
+    def measured_in(self, unit: str) -> Quantity:
+        """The same in a unit of which its own has several: 2.5 hours in minutes; else as it is."""
+        size = _SIZES.get(f"{self.unit} {unit}")
+        return replace(self, value=self.value * size, unit=unit) if size else self
 
 
 def _six_digits(value: Fraction) -> object:

@@ -20,9 +20,11 @@ from PIL import EpsImagePlugin, Image
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.image_files import ImageRules
+from oxrl.data.image_rows import references
 from oxrl.data.image_store import ImageStore
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import Record
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin_vision import IMAGE_IDS
 from oxrl.models.image_features import ImageReader
@@ -533,3 +535,23 @@ def test_texts_between_images_keep_their_order(tmp_path: Path) -> None:
     [message] = prompt.messages
     joined = [part["text"] for part in message["content"] if part["type"] == "text"]
     assert joined == ["one two ", "one two three"]
+
+
+def test_a_message_without_an_image_stays_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    asked = {"role": "user", "content": "what is <image>?"}
+    rows = [asked, {"role": "assistant", "content": "red"}, {"role": "user", "content": "and now?"}]
+    [prompt] = read(write(tmp_path, {"prompt": rows, "image": "a.png"}))
+    first, *others = prompt.messages
+    assert [part["type"] for part in first["content"]] == ["text", "image", "text"]
+    assert others == rows[1:]
+
+
+def test_every_image_that_a_row_names_is_listed() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "image", "image": "in.png"}]
+    asked = {"role": "user", "content": content}
+    said = {"role": "assistant", "content": "red"}
+    fields = {"image": "one.png", "images": ["two.png"], "messages": [asked, said, "no message"]}
+    for more in ({}, {"prompt": "a text"}, {"chosen": [asked]}):
+        found = references(Record("rows.jsonl line 1", {**fields, **more}))
+        assert found == ["two.png", "one.png", "in.png", *(["in.png"] if "chosen" in more else [])]

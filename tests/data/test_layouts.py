@@ -14,6 +14,7 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import Record, in_our_words
 from oxrl.data.steps import StepDataset
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
@@ -118,6 +119,47 @@ def test_judged_completions_of_other_layouts(
     options = ReadOptions(unpaired=True, columns=columns)
     (found,) = PreferenceDataset.load(write_rows(row), tokenizer, options).in_order()
     assert (tokens(found), found.desirable) == (tokens(expected), True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [USER, REPLY]},
+        {"messages": [USER, REPLY], "label": "good"},
+        {"messages": [REPLY], "label": True},
+        {"messages": [USER, REPLY], "label": True, "completion": "2"},
+        {"messages": [USER, REPLY], "label": True, "prompt": "1+1"},
+        {"messages": "1+1", "label": True},
+        {"conversations": [HUMAN, GPT], "messages": [USER, REPLY]},
+    ],
+)
+def test_what_is_in_our_words_is_left_alone(fields: dict[str, Any]) -> None:
+    record = Record("rows.jsonl line 1", fields)
+    assert in_our_words(record, {}) is record
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "turns"),
+    [
+        ({"chosen": GPT, "rejected": WRONG}, "prompt", [HUMAN]),
+        ({"chosen": GPT}, "messages", [HUMAN]),
+        ({"rejected": WRONG}, "messages", [HUMAN]),
+        ({"system": "Add."}, "messages", [SYSTEM, HUMAN]),
+        ({"system": ""}, "messages", [HUMAN]),
+        ({"system": 5}, "messages", [HUMAN]),
+    ],
+)
+def test_a_conversation_is_a_prompt_where_two_replies_are_judged(
+    fields: dict[str, Any], name: str, turns: list[Any]
+) -> None:
+    given = {"conversations": [HUMAN], **fields}
+    assert in_our_words(Record("rows.jsonl line 1", given), {}).fields == {**given, name: turns}
+
+
+def test_a_verdict_is_on_the_last_message() -> None:
+    given = {"messages": [SYSTEM, USER, REPLY], "label": False}
+    found = in_our_words(Record("rows.jsonl line 1", given), {}).fields
+    assert found == {**given, "prompt": [SYSTEM, USER], "completion": [REPLY]}
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(write_rows: WriteRows) -> None:

@@ -17,6 +17,7 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import Record
 from oxrl.errors import DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 
@@ -273,3 +274,19 @@ def test_a_template_that_is_absent_or_refuses_is_an_error(write_rows: WriteRows)
     tokenizer.chat_template = None
     with pytest.raises(DataError, match=r"no chat template; .*model\.chat_template"):
         PromptDataset.load(write_rows({"prompt": "x"}), tokenizer)
+
+
+@pytest.mark.parametrize("limit", [20, 100])
+def test_the_longest_of_the_rows_is_the_limit_where_one_is_longer(
+    limit: int, write_rows: WriteRows
+) -> None:
+    path = write_rows({"prompt": "1+1"}, {"prompt": "1+1+1"})
+    options = ReadOptions(max_tokens=limit)
+    others = [Record("elsewhere", {"prompt": "1+" * 20})]
+    found, longest = PromptDataset.first(path, builtin_tokenizer(), options, 1, others)
+    ((prompt,),) = found
+    (whole,) = PromptDataset.load(
+        write_rows({"prompt": "1+" * 20}, name="whole.jsonl"), builtin_tokenizer()
+    ).in_order()
+    assert prompt.question == "1+1"
+    assert longest == min(limit, len(whole.token_ids))

@@ -21,7 +21,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.modelfiles.dims import model_dims
-from oxrl.modelfiles.folder import model_files
+from oxrl.modelfiles.folder import has_own_head, model_files, stored_kinds, weight_files
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.meta_init import awaited
 from oxrl.models.network import unpadded
@@ -29,6 +29,7 @@ from oxrl.models.network import unpadded
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
 Damage = Callable[[Path], object]
 
 
@@ -100,7 +101,21 @@ def adapter(base: str) -> Damage:
 
 def pickled(folder: Path) -> None:
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / "weights.pt").write_bytes(b"")
     (folder / WEIGHTS).unlink()
+
+
+def without(*names: str) -> Damage:
+    """An index of all tensors, and a part that lacks some of them."""
+
+    def damage(folder: Path) -> None:
+        index("part.safetensors")(folder)
+        tensors = load_file(folder / "part.safetensors")
+        for name in names:
+            tensors.pop(name)
+        save_file(tensors, folder / "part.safetensors", metadata={"format": "pt"})
+
+    return damage
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
@@ -126,7 +141,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "offsets": (header(lambda h: h[EMBEDDING].update(data_offsets=[0, 10**12])), "damaged"),
     "noise": (content(lambda data: b"noise" * 99), "damaged"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no weights"),
-    "pickle": (pickled, "pickle"),
+    "types": (
+        weights(lambda t: t.update({EMBEDDING: t[EMBEDDING].long(), NORM: t[NORM].int()})),
+        rf"2 tensors in a type that is not trained, such as '{EMBEDDING}' as I64",
+    ),
+    "pickle": (pickled, "pytorch_model.bin is a pickle"),
     "config no JSON": (write("config.json", "{"), "no JSON"),
     "config a list": (write("config.json", "[]"), "a list"),
     "config empty": (write("config.json", "{}"), "names no model_type"),
@@ -138,6 +157,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "index leads up": (index("../outside.safetensors"), "no file name"),
     "index is absolute": (index("{parent}/outside.safetensors"), "no file name"),
     "index of nothing": (index("gone.safetensors"), "not there"),
+    "index of a part that lacks some": (
+        without(EMBEDDING, NORM),
+        rf"part.safetensors lacks '{EMBEDDING}', which",
+    ),
+    "index of no tensors": (
+        lambda f: (index("part.safetensors")(f), write(INDEX, '{"weight_map": {}}')(f)),
+        "weight_map names no tensors",
+    ),
     "index a list": (lambda f: (index("part.safetensors")(f), write(INDEX, "[1]")(f)), "a list"),
     "adapter of itself": (adapter("{self}"), "leads back"),
     "adapter no JSON": (write("adapter_config.json", "{"), "no JSON"),
@@ -249,6 +276,38 @@ def test_the_weights_of_a_file_that_config_json_names_are_left_to_transformers_t
     for later in (False, True):
         model = load_policy(str(folder), LoadOptions(later=later))
         assert torch.equal(model.get_parameter(EMBEDDING), tensors[EMBEDDING])
+
+
+def test_what_an_index_names_elsewhere_is_no_file_of_the_model(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    index("{parent}/outside.safetensors")(folder)
+    assert (tmp_path / "outside.safetensors").is_file()
+    assert weight_files(folder) == []
+
+
+def test_a_head_is_compared_with_every_tensor_of_its_shape(whole: Path, tmp_path: Path) -> None:
+    """Which of them are the embeddings, each family names in another way."""
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["another"] = tensors[EMBEDDING] + 1
+    tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    assert has_own_head(stored_kinds(folder)) is False
+
+
+def test_the_files_of_an_adapter_are_its_own_and_those_of_its_base(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    shutil.copy(whole / WEIGHTS, folder)
+    adapter(str(whole))(folder)
+    found = model_files(folder)
+    own = {name for name in found if not name.startswith("base/")}
+    assert own == {"adapter_model.safetensors", "adapter_config.json"}
+    assert {f"base/{name}" for name in model_files(whole)} == found.keys() - own
 
 
 @pytest.mark.parametrize("differs", [False, True])

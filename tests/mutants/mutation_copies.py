@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -26,7 +27,8 @@ HERE = Path(__file__).resolve().parent
 # Test files of a mutated one: those that name it most often.
 MOST_FILES = 4
 LIMIT_S = 900.0
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "site")
+# At the root; `oxrl/runs` is the package's own.
+LEFT_OUT = {".git", ".venv", "build", "runs", "site"}
 
 
 def test_files(root: Path, file: str) -> list[str]:
@@ -45,6 +47,11 @@ def test_files(root: Path, file: str) -> list[str]:
         if count and path.parent.name != "mutants":
             counts[str(path.relative_to(root))] = count
     return sorted(counts, key=lambda name: -counts[name])[:MOST_FILES]
+
+
+def left_out(root: Path, folder: str, names: list[str]) -> set[str]:
+    """Of a folder's names, those that a copy of the tree does without."""
+    return (LEFT_OUT if Path(folder) == root else {"__pycache__"}) & set(names)
 
 
 @dataclass
@@ -127,7 +134,7 @@ def once_more(
         copies = Copies(root, tell)
         for number in range(workers):
             copy = Path(folder) / str(number) / "oxrl"
-            shutil.copytree(root, copy, ignore=LEFT_OUT)
+            shutil.copytree(root, copy, ignore=partial(left_out, root))
             copies.free.put(copy)
         with ThreadPoolExecutor(workers) as pool:
 

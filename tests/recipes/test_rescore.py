@@ -16,7 +16,7 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
-from oxrl.rollouts.stored import recorded_completion
+from oxrl.rollouts.stored import recorded_completion, stored_groups
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
 
 REWARDS = """
@@ -205,6 +205,25 @@ def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
     # What the policy sampled is told from what it heard, as rewards of lengths do.
     assert again.sampled == completion.sampled == 4
     assert [part.versions for part in again.segments] == [(3, 3), (-1,) * 4, (3, 3)]
+
+
+def test_a_baseline_is_a_group_of_its_own(tmp_path: Path) -> None:
+    line = {"step": 0, "response": "t", "finish_reason": "stop", "prompt": "q", "uid": "a"}
+    path = tmp_path / "samples.jsonl"
+    lines = [line | {"draw": draw, "sample": sample} for draw in (4, 5) for sample in range(3)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sizes = [
+        [(line["draw"], line["sample"]) for line in stored.lines]
+        for stored in stored_groups(path, samples=2)
+    ]
+    assert sizes == [[(4, 0), (4, 1)], [(4, 2)], [(5, 0), (5, 1)], [(5, 2)]]
+
+
+def test_tokens_of_the_first_weights_are_the_policys() -> None:
+    line = {"response": "t", "finish_reason": "stop", "versions": [[0, 0, 2], [-1, 2, 5]]}
+    found = recorded_completion(line)
+    assert [segment.origin for segment in found.segments] == ["policy", "environment"]
+    assert found.sampled == 2 and all(token < 0 for token in found.token_ids)
 
 
 def test_ranks_of_equal_and_missing_rewards() -> None:

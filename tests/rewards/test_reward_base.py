@@ -248,3 +248,21 @@ def test_a_failure_that_the_made_up_sample_may_explain_is_left_to_the_run(load: 
         assert load(f"def score(prompt, completion): return {read}")(prompt, GROUP[:1]) == [
             Score(value=2.0)
         ]
+
+
+@pytest.mark.parametrize(("letters", "cut"), [(78, False), (79, True)])
+def test_what_a_reward_gave_is_shown_up_to_a_length(letters: int, cut: bool, load: Load) -> None:
+    with pytest.raises(RewardError) as refused:
+        load(f"def score(prompt, completion): return {letters} * 'x'")
+    assert (f"{'x' * letters!r} (str)" in str(refused.value)) != cut
+    assert f"'{77 * 'x'}" in str(refused.value)
+
+
+def test_a_step_may_end_before_the_first_character_and_cost_something(load: Load) -> None:
+    steps = "((0, 0.5), (3, -0.25))"
+    source = "from oxrl.types import Score\n"
+    source += f"def score(prompt, completion): return Score(value=1.0, steps={steps})"
+    (score,) = load(source)(PROMPT, GROUP[:1])
+    assert (score.status, score.steps) == ("ok", ((0, 0.5), (3, -0.25)))
+    (score,) = load(source.replace("(0,", "(-1,"))(PROMPT, GROUP[:1])
+    assert score.status == "invalid" and "(-1, 0.5) in steps" in score.reason

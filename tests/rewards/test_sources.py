@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import math
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 
+from oxrl.tables.user_code import REWARD
+from oxrl.usercode.code_pins import code_inputs
 from oxrl.usercode.locate import Place
 from oxrl.usercode.sources import code_digest, python_sources, sources_of
 
@@ -71,6 +74,38 @@ def test_a_file_and_what_it_imports_from_its_folder(
     found = python_sources(tmp_path / "mine.py")
     assert list(found) == sorted(["mine.py", *also])
     assert all(found[name] == tmp_path / name for name in found)
+
+
+def test_a_file_of_an_installed_package_and_what_it_imports_of_that_package(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        other="",
+        tools__in____init__="",
+        tools__in__near="",
+        tools__in__inner__in____init__="from . import low; import tools.near, other",
+        tools__in__inner__in__low="from .. import near; from ..near import x; import other",
+    )
+    inner = tmp_path / "tools" / "inner"
+    files = ["inner/__init__.py", "inner/low.py", "__init__.py", "near.py"]
+    expected = {f"tools/{name}": tmp_path / "tools" / name for name in sorted(files)}
+    for path, module in (
+        (inner / "__init__.py", "tools.inner"),
+        (inner / "low.py", "tools.inner.low"),
+    ):
+        found = python_sources(path, module)
+        assert {**expected, **found} == expected
+        assert path in found.values() and tmp_path / "tools" / "near.py" in found.values()
+
+
+def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"1")
+    first = code_digest(Place(tmp_path / "model"))
+    assert code_digest(Place(tmp_path / "model")) == first
+    (tmp_path / "model" / "more").write_bytes(b"1")
+    assert code_digest(Place(tmp_path / "model")) != first
 
 
 def test_the_digest_is_of_every_byte_of_it_and_of_nothing_else(tmp_path: Path) -> None:
@@ -233,6 +268,7 @@ def test_what_code_reads_of_a_module_is_part_of_it(
     make: Callable[[ModuleType], Callable[..., float]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     source = "SCALE = 2.0\n\n\ndef worth(text):\n    return SCALE * len(text)\n"
@@ -243,6 +279,12 @@ def test_what_code_reads_of_a_module_is_part_of_it(
     assert (sources_of(make(module)) != before) == (make is reads)
     other = module_of(tmp_path, source.replace("SCALE *", "7 *"), monkeypatch)
     assert sources_of(make(other)) != before
+    assert "will not see" not in caplog.text
+
+
+def test_a_function_of_a_module_is_its_file() -> None:
+    here = Path(__file__)
+    assert sources_of(worth)[here.name] == here.read_text(encoding="utf-8")
 
 
 def test_libraries_are_no_files_of_a_users(caplog: pytest.LogCaptureFixture) -> None:
@@ -258,3 +300,47 @@ def test_code_without_source_is_told(caplog: pytest.LogCaptureFixture) -> None:
     exec("def score(prompt, completion):\n    return 1.0\n", there)
     assert sources_of(there["score"]) == {}
     assert "a resume will not see changes of score, which has no source here" in caplog.text
+
+
+def typed(name: str) -> Callable[..., float]:
+    """A function that was typed behind `python -c`."""
+    there: dict[str, Any] = {"__name__": "nowhere"}
+    exec(compile("def score(prompt, completion):\n    return 1.0\n", "<string>", "exec"), there)
+    function = there["score"]
+    function.__name__ = name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "seen"),
+    [(typed("score"), True), (typed("another"), False), (typed("<score>"), True)],
+)
+def test_a_source_that_python_guesses_is_believed_where_it_holds_the_name(
+    function: Callable[..., float],
+    seen: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = "def score(prompt, completion):\n    return 1.0\n"
+    monkeypatch.setattr(inspect, "getsource", lambda value: program)
+    assert sources_of(function) == ({function.__name__: program} if seen else {})
+    assert ("has no source here" in caplog.text) != seen
+
+
+def test_a_source_from_a_file_need_not_hold_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(prompt: Any, completion: Any) -> float:
+        return 1.0
+
+    score.__name__ = "renamed"
+    (text,) = sources_of(score).values()
+    assert text.startswith("def score(")
+
+
+def test_files_of_several_rewards_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path, first__in__score="def f(): 1", second__in__score="def f(): 2")
+    names = [f"{tmp_path / folder}/score.py:f" for folder in ("first", "second")]
+    (both,) = code_inputs(REWARD, names, "reward.parts")
+    assert both.files == {f"score.py of {name}": Path(name.partition(":")[0]) for name in names}
+    (one,) = code_inputs(REWARD, names[:1], "reward.name")
+    assert one.files == {"score.py": tmp_path / "first" / "score.py"}
+    assert list(code_inputs(REWARD, ["math"], "reward.name")) == []

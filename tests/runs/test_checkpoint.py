@@ -27,7 +27,7 @@ from whole_checkpoints import save_checkpoint
 from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
 from oxrl.checkpoint.writer import save_best
 from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
-from oxrl.runs.checkpoints import remove_leftovers
+from oxrl.runs.checkpoints import is_checkpoint, longest_row, remove_leftovers
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -414,3 +414,36 @@ def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(
     # really hit.
     assert len(places) >= 10
     assert places.count("rename") >= 2
+
+
+def test_what_is_a_checkpoint(tmp_path: Path) -> None:
+    assert not is_checkpoint(tmp_path / "gone")
+    for files, is_one in (
+        ([], False),
+        (["model.safetensors"], False),
+        (["trainer_state.json"], True),
+        (["state.json"], False),
+        (["manifest.json"], False),
+        (["state.json", "manifest.json"], True),
+    ):
+        folder = tmp_path / "_".join(["files", *files])
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_text("{}")
+        assert is_checkpoint(folder) is is_one, files
+
+
+def test_the_longest_row_of_a_run_is_that_of_its_checkpoints_and_of_nothing_below(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "starts.jsonl").write_text("{}\n")
+    (tmp_path / "config.yaml").write_text("model: {max_length: 77}\n")
+    for place, longest in (
+        ("best", 77),
+        ("checkpoints/step_00000001", 77),
+        ("checkpoints/step_00000001/policy", 5),
+        ("gone", 5),
+    ):
+        if place != "gone":
+            (tmp_path / place).mkdir(parents=True)
+        assert longest_row(tmp_path / place, 5) == longest, place

@@ -15,7 +15,7 @@ from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
-from oxrl.runs.health_checks import PATIENCE, SIGNS
+from oxrl.runs.health_checks import PATIENCE, SIGNS, Seen
 from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
 
@@ -150,6 +150,59 @@ def test_signs_of_the_past_are_told(caplog: pytest.LogCaptureFixture) -> None:
         skipping.look(FINE | {"update/skipped": float(step % 5 == 4)})
         spiking.look(FINE | {"update/grad_norm": 6.0 if step == 30 else 0.1})
     assert told(caplog) == ["skipped-steps", "gradient-spike"]
+
+
+def seen(lines: list[Metrics], vocabulary: int = 260) -> Seen:
+    history = Seen(vocabulary)
+    for line in lines:
+        history.add(line)
+    return history
+
+
+def rewards(values: list[float], best: float = 1.0) -> list[Metrics]:
+    return [{"reward/mean": value, "reward/max": best} for value in values]
+
+
+HIGH_AT_FIRST = rewards([10.0] + 49 * [0.25] + 50 * [0.375], best=20.0)
+LONGER = 5 * [{"data/length_mean": 10.0, "reward/mean": 0.5}]
+SAME = {"data/duplicate_frac": 0.95}
+USUAL = {"update/grad_norm": 0.1}
+SPIKE = {"update/grad_norm": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "history", "told"),
+    [
+        ("zero-gradient", [FINE | {"update/grad_norm": 1e-12}], True),
+        ("zero-gradient", [FINE | {"update/grad_norm": 2e-12}], False),
+        ("flat-reward", HIGH_AT_FIRST, True),
+        ("flat-reward", HIGH_AT_FIRST[1:], False),
+        # A run whose first steps have no rewards.
+        ("flat-reward", 10 * [FINE] + rewards(90 * [0.25]), False),
+        ("flat-reward", rewards(100 * [0.25]), True),
+        ("flat-reward", rewards(100 * [1.0], best=2.0), True),
+        ("flat-reward", rewards(100 * [1.9375], best=2.0), False),
+        # A rise of 0.1 that the noise of one step would hide, and that of a mean of 50 does not.
+        ("flat-reward", rewards(50 * [0.4] + 25 * [0.0, 1.0]), False),
+        ("growing-length", LONGER + 45 * [{"data/length_mean": 20.5, "reward/mean": 0.5}], True),
+        ("growing-length", LONGER + 45 * [{"data/length_mean": 19.5, "reward/mean": 0.5}], False),
+        ("repeated-responses", [SAME], True),
+        ("repeated-responses", [SAME | {"reward/all_pass_groups": 0.5}], False),
+        ("clipped-tokens", [{"update/clip_frac_high": 0.3}], True),
+        ("clipped-tokens", [{"update/clip_frac_low": 0.3}], True),
+        ("gradient-spike", [*10 * [USUAL], SPIKE], True),
+        ("gradient-spike", [*9 * [USUAL], SPIKE], False),
+    ],
+)
+def test_where_a_sign_begins_and_ends(name: str, history: list[Metrics], told: bool) -> None:
+    sign = {sign.name: sign for sign in SIGNS}[name]
+    assert sign.holds(seen(history)) is told
+
+
+def test_one_token_alone_has_no_entropy_to_lack() -> None:
+    sign = {sign.name: sign for sign in SIGNS}["uniform-entropy"]
+    assert not sign.holds(seen([{"policy/entropy": 0.0}], vocabulary=1))
+    assert sign.holds(seen([{"policy/entropy": math.log(2)}], vocabulary=2))
 
 
 def test_equal_responses_are_told_unless_they_are_right(caplog: pytest.LogCaptureFixture) -> None:
