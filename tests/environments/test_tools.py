@@ -30,6 +30,7 @@ def tagged(name: str, **arguments: Any) -> str:
         'I look. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
         '<tool_call>{"name": "add", "parameters": {"a": 1}}',
+        '{"name": "add", "arguments": {"a": 1}, "parameters": {"b": 2}}',
         ' {"name": "add", "parameters": {"a": 1}} ',
         '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
     ],

@@ -21,7 +21,13 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.modelfiles.dims import model_dims
-from oxrl.modelfiles.folder import has_own_head, model_files, stored_kinds, weight_files
+from oxrl.modelfiles.folder import (
+    REFERENCE_FILE,
+    has_own_head,
+    model_files,
+    stored_kinds,
+    weight_files,
+)
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.meta_init import awaited
 from oxrl.models.network import unpadded
@@ -166,6 +172,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "weight_map names no tensors",
     ),
     "index a list": (lambda f: (index("part.safetensors")(f), write(INDEX, "[1]")(f)), "a list"),
+    "a reference": (
+        lambda f: [(f / WEIGHTS).unlink(), write(REFERENCE_FILE, '{"model": "theirs"}')(f)],
+        "only names its model: 'theirs'; give that",
+    ),
+    "a reference no JSON": (
+        lambda f: [(f / WEIGHTS).unlink(), write(REFERENCE_FILE, "{")(f)],
+        "only names its model: .* is no JSON",
+    ),
     "adapter of itself": (adapter("{self}"), "leads back"),
     "adapter no JSON": (write("adapter_config.json", "{"), "no JSON"),
     "adapter of nothing": (adapter(""), "which model"),

@@ -27,7 +27,7 @@ from whole_checkpoints import save_checkpoint
 from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
 from oxrl.checkpoint.writer import save_best
 from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
-from oxrl.runs.checkpoints import is_checkpoint, longest_row, remove_leftovers
+from oxrl.runs.checkpoints import is_checkpoint, is_run, longest_row, remove_leftovers
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -447,3 +447,19 @@ def test_the_longest_row_of_a_run_is_that_of_its_checkpoints_and_of_nothing_belo
         if place != "gone":
             (tmp_path / place).mkdir(parents=True)
         assert longest_row(tmp_path / place, 5) == longest, place
+
+
+def test_a_run_is_what_was_started_or_has_a_checkpoint(tmp_path: Path) -> None:
+    for files, is_one in (
+        (["config.yaml"], False),
+        (["starts.jsonl"], False),
+        (["config.yaml", "starts.jsonl"], True),
+        (["checkpoints/step_00000001/trainer_state.json"], True),
+        (["checkpoints/step_00000001/model.safetensors"], False),
+        (["step_00000001/trainer_state.json"], False),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        assert is_run(folder) is is_one, files
