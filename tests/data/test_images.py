@@ -397,6 +397,7 @@ MISMATCHED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "<image>", "images": ["a.png", "a.png"]}, "1 of 2 images are shown nowhere"),
     ({"prompt": "<image>", "images": []}, "more images are shown than the 0"),
     ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0"),
+    ({"prompt": [{"role": "user", "content": None}], "images": ["a.png"]}, "without a text"),
     ({"prompt": "what?", "images": ["missing.png"]}, "is no file at"),
     ({"prompt": "what?", "images": [3]}, "is int"),
     ({"prompt": "what?", "images": [{}]}, "neither path, url, base64 nor bytes"),

@@ -22,7 +22,9 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.modelfiles.dims import model_dims
 from oxrl.modelfiles.folder import (
+    PROCESSOR,
     REFERENCE_FILE,
+    has_image_processor,
     has_own_head,
     model_files,
     stored_kinds,
@@ -298,6 +300,14 @@ def test_what_an_index_names_elsewhere_is_no_file_of_the_model(whole: Path, tmp_
     index("{parent}/outside.safetensors")(folder)
     assert (tmp_path / "outside.safetensors").is_file()
     assert weight_files(folder) == []
+
+
+def test_a_model_reads_images_where_its_processor_is(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    assert not has_image_processor(str(folder))
+    (folder / PROCESSOR).write_text("{}")
+    assert has_image_processor(str(folder)) and has_image_processor("builtin:tiny-vl")
 
 
 def test_a_head_is_compared_with_every_tensor_of_its_shape(whole: Path, tmp_path: Path) -> None:

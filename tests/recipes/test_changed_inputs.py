@@ -33,7 +33,7 @@ from oxrl.config import Config, load_config
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.runs.pins import pin
+from oxrl.runs.pins import Input, input_changes, pin
 
 Configure = Callable[..., Config]
 TEMPLATE = (
@@ -576,3 +576,20 @@ def test_files_that_options_of_an_environment_name_are_pinned(
         "prices.py",
         "shop.py",
     ]
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_the_same_bytes_at_another_place_are_a_change_of_code_alone(
+    code: bool, tmp_path: Path
+) -> None:
+    then, now = tmp_path / "then.py", tmp_path / "now.py"
+    noted: list[Any] = []
+    for path in (then, now):
+        path.write_text("A = 1")
+        given = Input(name="reward.name", where=str(path), files={"mine.py": path}, code=code)
+        noted.append(pin(given, None) | {"from_run": str(path)})
+    changes = list(input_changes(given, *noted))
+    assert [(change.name, change.then) for change in changes] == (
+        [("reward.name", str(then))] if code else []
+    )
+    assert list(input_changes(given, noted[0], noted[0])) == []
