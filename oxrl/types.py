@@ -49,7 +49,6 @@ IMAGE_NAME = re.compile("[0-9a-f]{64}")
 Named = Mapping[str, Any]
 Objects = Mapping[str, object]
 Values = dict[str, object]
-Texts = dict[str, str]
 # By name; the second one is only read.
 Tensors = dict[str, "Tensor"]
 TensorMap = Mapping[str, "Tensor"]

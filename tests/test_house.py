@@ -2,12 +2,15 @@
 
 A node is a node of Python's syntax tree. Lines can be saved by folding meaning together, nodes
 cannot: size is counted in nodes, and folding in nodes per statement and per code line (one that is
-neither blank, comment nor docstring).
+neither blank, comment nor docstring). A name that stands for a type of a collection, such as
+`Fields = Mapping[str, Json]`, counts at each use as what it stands for: to give a type a name is
+for the reader, and saves nothing.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 import runpy
 import sys
@@ -23,36 +26,46 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "oxrl"
 # What is found by entry points: graders, sandbox, environments and others.
 BESIDE = ROOT / "packages"
+# What proves it, and what a newcomer reads first.
+OUTSIDE = ("oxrl_proofs", "one_page")
 
-# Bounds may only be lowered; an issue that adds a feature states what it costs.
-MOST_NODES = 320_500
-MOST_NODES_BESIDE = 67_300
-# Of each part of the core, by folder.
-MOST_NODES_IN = {
-    ".": 7_000,
-    "assembly": 15_750,
-    "checkpoint": 9_850,
-    "cli": 4_950,
-    "commands": 12_750,
-    "config": 26_800,
-    "data": 30_400,
-    "engines": 56_350,
-    "environments": 5_550,
-    "functional": 25_950,
-    "modelfiles": 6_200,
-    "models": 18_800,
-    "plan": 9_150,
-    "recipes": 22_200,
-    "report": 3_700,
-    "rewards": 13_700,
-    "rollouts": 12_900,
-    "runs": 20_400,
-    "tables": 7_200,
-    "usercode": 11_400,
+# What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
+# change that states what it costs.
+MOST_NODES = {
+    "the core": 340_350,
+    "packages": 71_750,
+    ".": 7_550,
+    "assembly": 16_500,
+    "checkpoint": 10_500,
+    "cli": 5_100,
+    "commands": 13_300,
+    "config": 28_350,
+    "data": 32_450,
+    "engines": 60_050,
+    "environments": 5_900,
+    "functional": 27_550,
+    "modelfiles": 6_400,
+    "models": 19_650,
+    "plan": 9_500,
+    "recipes": 23_750,
+    "report": 3_950,
+    "rewards": 14_900,
+    "rollouts": 13_900,
+    "runs": 21_850,
+    "tables": 7_450,
+    "usercode": 12_200,
+    "oxrl_datasets": 11_500,
+    "oxrl_envs": 8_850,
+    "oxrl_graders": 21_350,
+    "oxrl_robots": 8_000,
+    "oxrl_sandbox": 19_350,
+    "oxrl_trackers": 2_750,
+    "oxrl_proofs": 24_200,
+    "one_page": 4_550,
 }
-# Of all files that a run imports: a default one, and one with the reward for maths, an evaluation
-# and checkpoints.
-MOST_READ = {"default": (142, 142_650), "usual": (164, 163_150)}
+# Files that a run imports: a default one, and one with the reward for maths, an evaluation and
+# checkpoints.
+MOST_READ = {"default": 145, "usual": 167}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -82,6 +95,20 @@ MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
 MOST_INNER_IMPORTS = 90
 
+COLLECTIONS = {
+    "Callable",
+    "Collection",
+    "Iterable",
+    "Iterator",
+    "Mapping",
+    "Sequence",
+    "dict",
+    "frozenset",
+    "list",
+    "set",
+    "tuple",
+    "type",
+}
 ONE_LINERS = (ast.Assign, ast.Return, ast.Expr, ast.AugAssign, ast.AnnAssign)
 BRANCHES = (ast.If, ast.IfExp, ast.While, ast.ExceptHandler)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -92,6 +119,7 @@ class Figures:
     """Counts of one file, or of several."""
 
     nodes: int = 0
+    hidden: int = 0
     statements: int = 0
     lines: int = 0
     branches: int = 0
@@ -151,10 +179,48 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 @cache
+def aliases_of(path: Path) -> dict[str, int]:
+    """Name -> nodes, of what stands for a type of a collection in a file: `Json = dict[str, Any]`."""
+    found: dict[str, int] = {}
+    for node in nodes_of(path):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Subscript(value=ast.Name(id=of))
+            ):
+                if of in COLLECTIONS:
+                    found[name] = size(node.value)
+            case _:
+                pass
+    return found
+
+
+@cache
+def known_aliases(path: Path) -> dict[str, int]:
+    """Those that a file has itself, or imports from the file that has them."""
+    found = dict(aliases_of(path))
+    for node in nodes_of(path):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        # Files of the core are known without `oxrl/`, those of packages with their package.
+        origin = Path(f"{node.module.removeprefix('oxrl.').replace('.', '/')}.py")
+        theirs = aliases_of(origin) if origin in PLACES else {}
+        used = [name for name in node.names if name.name in theirs]
+        found |= {name.asname or name.name: theirs[name.name] for name in used}
+    return found
+
+
+def hidden_nodes(path: Path) -> int:
+    """Nodes that aliases save where they are used."""
+    sizes = known_aliases(path)
+    uses = [node for node in nodes_of(path) if isinstance(node, ast.Name) and node.id in sizes]
+    return sum(sizes[use.id] - 1 for use in uses if isinstance(use.ctx, ast.Load))
+
+
+@cache
 def figures(path: Path) -> Figures:
     nodes = nodes_of(path)
     text = PLACES[path].read_text(encoding="utf-8")
-    found = Figures(nodes=len(nodes), lines=code_lines(text, nodes))
+    found = Figures(nodes=len(nodes), hidden=hidden_nodes(path), lines=code_lines(text, nodes))
     for node in nodes:
         if isinstance(node, ast.Name):
             found.any += node.id == "Any"
@@ -180,19 +246,30 @@ def nodes_per_statement(found: Figures) -> float:
     return found.nodes / found.statements
 
 
-def test_the_package_has_no_more_nodes_than_it_had() -> None:
-    for name in FOLDERS:
-        found = folder(name)
-        say(f"{name:12} {found.nodes:7} nodes, {nodes_per_statement(found):.1f} per statement")
-    beside = sum(folder(name).nodes for name in FOLDERS if name.startswith("oxrl_"))
-    core = sum(folder(name).nodes for name in FOLDERS) - beside
-    say(f"{'the core':12} {core:7} nodes, at most {MOST_NODES}")
-    say(f"{'packages':12} {beside:7} nodes, at most {MOST_NODES_BESIDE}")
-    assert core <= MOST_NODES
-    sizes = {name: folder(name).nodes for name in FOLDERS if not name.startswith("oxrl_")}
-    assert sizes.keys() == MOST_NODES_IN.keys()
-    assert [name for name, nodes in sizes.items() if nodes > MOST_NODES_IN[name]] == []
-    assert beside <= MOST_NODES_BESIDE
+def sizes() -> dict[str, int]:
+    """Nodes of every part, and what they are together."""
+    found: dict[str, int] = {}
+    for path in PLACES:
+        part = path.parts[0] if len(path.parts) > 1 else "."
+        whole = "packages" if part.startswith("oxrl_") else "the core"
+        nodes = figures(path).nodes + figures(path).hidden
+        for name in (part, whole):
+            found[name] = found.get(name, 0) + nodes
+    for name in OUTSIDE:
+        trees = [
+            ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / name).rglob("*.py")
+        ]
+        found[name] = sum(map(size, trees))
+    return found
+
+
+def test_no_part_has_more_nodes_than_it_may() -> None:
+    found = sizes()
+    for name, nodes in found.items():
+        bound = math.ceil(1.03 * nodes / 50) * 50
+        say(f"{name:14} {nodes:7} nodes, at most {MOST_NODES.get(name)}; 3 % more: {bound}")
+    assert found.keys() == MOST_NODES.keys()
+    assert [name for name, nodes in found.items() if nodes > MOST_NODES[name]] == []
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -354,9 +431,7 @@ def test_a_run_reads_few_files(kind: str, runs: dict[str, dict[str, Any]]) -> No
     read = files_read(runs[kind])
     total = sum((found.nodes for found in read), 0)
     say(f"a {kind} run imports {len(read)} files of {total} nodes")
-    files, nodes = MOST_READ[kind]
-    assert len(read) <= files
-    assert total <= nodes
+    assert len(read) <= MOST_READ[kind]
 
 
 def test_one_iteration_runs_few_functions_of_the_driver(default_run: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from oxrl.data.messages import (
 )
 from oxrl.errors import DataError
 from oxrl.modelfiles.chat_templates import DAY, TEMPLATE_FILE, suggestion
-from oxrl.types import Texts, TokenIds
+from oxrl.types import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ class ChatEncoder:
         marks = [token for token in self.encode(behind, {}) if token in known]
         return sorted({int(self._tokenizer.eos_token_id), *marks[:1]})  # pyright: ignore
 
-    def hide(self, messages: MessageSequence) -> tuple[MessageList, Texts]:
+    def hide(self, messages: MessageSequence) -> tuple[MessageList, dict[str, str]]:
         """Put placeholders where messages hold the text of a special token.
 
         Args:
@@ -133,7 +133,7 @@ class ChatEncoder:
         number = 0
         while f"\ue000{number}:" in text:
             number += 1
-        hidden: Texts = {}
+        hidden: dict[str, str] = {}
 
         def placeholder(match: re.Match[str]) -> str:
             key = f"\ue000{number}:{len(hidden)}\ue001"

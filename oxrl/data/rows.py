@@ -169,7 +169,6 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise DataError(f"{path} ({size} bytes): not a readable Parquet file: {error}") from error
 
 
-Columns = Mapping[str, str]
 # What every dataset's EXPECTED ends with.
 OTHERS = (
     "; also read: ShareGPT (conversations of from, value), Alpaca (instruction, input, output); "
@@ -177,7 +176,7 @@ OTHERS = (
 )
 
 
-def in_our_words(record: Record, columns: Columns) -> Record:
+def in_our_words(record: Record, columns: Mapping[str, str]) -> Record:
     """Return a row under the names that datasets here read.
 
     Args:

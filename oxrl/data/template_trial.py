@@ -15,7 +15,6 @@ import sys
 from functools import lru_cache
 
 from oxrl.errors import DataError
-from oxrl.types import Texts
 
 DEADLINE_S = 20.0
 MOST_BYTES = 2 << 30
@@ -61,7 +60,7 @@ def require_end(template: str) -> None:
         )
 
 
-def conversations() -> list[list[Texts]]:
+def conversations() -> list[list[dict[str, str]]]:
     """Return the trial's conversations: with and without a system message, one turn and two."""
     return [CONVERSATION[1:2], CONVERSATION[:2], CONVERSATION[1:], CONVERSATION]
 

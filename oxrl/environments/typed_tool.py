@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from oxrl.types import Named, Texts, Values
+from oxrl.types import Named, Values
 from oxrl.usercode.environments import ToolUnavailable
 from oxrl.usercode.user_code import MOST_REASON, awaited, capped
 
@@ -109,7 +109,7 @@ def as_tool(function: Callable[..., object]) -> Tool:
     return Tool(name, text.partition("\n\n")[0], function, arguments)
 
 
-def argument_texts(docstring: str) -> Texts:
+def argument_texts(docstring: str) -> dict[str, str]:
     """Read what a docstring in Google's style says of each argument; empty where it says nothing.
 
     Args:
@@ -118,7 +118,7 @@ def argument_texts(docstring: str) -> Texts:
     Returns:
         Name -> description, on one line.
     """
-    found: Texts = {}
+    found: dict[str, str] = {}
     begins = _ARGUMENTS.search(docstring)
     if begins is None:
         return found

@@ -71,8 +71,6 @@ from oxrl.tables.numbers import (
     Numbers,
 )
 
-CellKey = tuple[str, str]
-
 
 @dataclass(frozen=True)
 class Feature:
@@ -285,7 +283,7 @@ _CELLS = (
     Cell("weights", "lambda_group", numbers=(LENGTH_POWER,)),
 )
 # (kind, name) -> cell.
-CELLS: dict[CellKey, Cell] = {(cell.kind, cell.name): cell for cell in _CELLS}
+CELLS: dict[tuple[str, str], Cell] = {(cell.kind, cell.name): cell for cell in _CELLS}
 
 
 def find_cell(kind: str, name: str) -> Cell:

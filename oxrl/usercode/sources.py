@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from oxrl.runs.pins import VALUE
-from oxrl.types import Names, Texts
+from oxrl.types import Names
 from oxrl.usercode.locate import Place
 
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
@@ -132,7 +132,7 @@ def _files_of(module: Names, folder: Path) -> Iterator[Path]:
         yield from (path for path in candidates if path.is_file())
 
 
-def sources_of(value: object) -> Texts:
+def sources_of(value: object) -> dict[str, str]:
     """The source that something given is made of, by names for messages, and values that it uses.
 
     Of a module's function these are the module's file and those that it imports from its folder. Of
@@ -148,7 +148,7 @@ def sources_of(value: object) -> Texts:
         Name for messages -> text, of values JSON; names of values begin with VALUE.
     """
     inner = inspect.unwrap(getattr(value, "func", value))  # pyright: ignore
-    texts: Texts = {}
+    texts: dict[str, str] = {}
     if isinstance(value, partial):
         _add_value("arguments", [value.args, value.keywords], texts)
     holder = getattr(inner, "__self__", inner)
@@ -168,7 +168,7 @@ def sources_of(value: object) -> Texts:
     return texts
 
 
-def _add_value(name: str, value: object, texts: Texts) -> None:
+def _add_value(name: str, value: object, texts: dict[str, str]) -> None:
     """A value that code uses, as JSON; told where it has none."""
     try:
         texts[VALUE + name] = json.dumps(value, sort_keys=True)
@@ -188,7 +188,7 @@ def _source_of(value: Any) -> str:
     return "" if guessed and value.__name__.strip("<>") not in source else source
 
 
-def _add_source(value: Any, texts: Texts) -> None:
+def _add_source(value: Any, texts: dict[str, str]) -> None:
     """The text of a function or class, and of what it uses of its own module."""
     name = getattr(value, "__name__", "")
     if name in texts:
@@ -224,7 +224,7 @@ def _add_source(value: Any, texts: Texts) -> None:
                 _add_value(f"{used} in {name}", other, texts)
 
 
-def _add_module(module: ModuleType, read: set[str], texts: Texts) -> None:
+def _add_module(module: ModuleType, read: set[str], texts: dict[str, str]) -> None:
     """The files of a module of the user's, and its values that code may read by these names."""
     file = Path(getattr(module, "__file__", None) or "")
     installed = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))

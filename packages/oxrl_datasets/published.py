@@ -17,7 +17,6 @@ from math import inf
 from pathlib import Path
 
 from oxrl.data.rows import Fields, Json, Rows, field_at
-from oxrl.types import Texts
 from oxrl_graders.relations import closing_bracket
 
 _FINAL_NUMBER = (
@@ -442,7 +441,7 @@ def _instruction(fields: Fields) -> str:
     return fields["instruction"] + given
 
 
-def _messages(fields: Fields, turn: Sequence[str]) -> list[Texts]:
+def _messages(fields: Fields, turn: Sequence[str]) -> list[dict[str, str]]:
     """Turns of [user, assistant] as messages: those of `history`, and behind them one more."""
     texts = chain.from_iterable([*(fields.get("history") or ()), turn])
     return [
@@ -461,8 +460,8 @@ def _rank(reply: Fields) -> float:
 
 
 def _walk(
-    node: Fields, before: list[Texts], *, best_only: bool = False
-) -> Iterator[tuple[list[Texts], Fields]]:
+    node: Fields, before: list[dict[str, str]], *, best_only: bool = False
+) -> Iterator[tuple[list[dict[str, str]], Fields]]:
     """Every node of an OpenAssistant tree that was not deleted, after the messages up to it.
 
     With `best_only` one answer to each message: the best ranked, an unranked one only where there

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from oxrl.types import Texts
-
 # The scripts; each group names the languages here that are written in it.
 SCRIPTS = re.compile(
     r"""
@@ -22,7 +20,7 @@ SCRIPTS = re.compile(
     """,
     re.VERBOSE,
 )
-WORDS: Texts = {
+WORDS: dict[str, str] = {
     "en": "the of and to in is that it for as with was on are this be by you i my not have from",
     "de": "der die und das ist nicht ein eine zu den mit von auf für sich es im dem ich sie auch",
     "es": "de que no una para el la los en y es por con las se un del su como más pero",
@@ -42,7 +40,7 @@ WORDS: Texts = {
     "ne": "छ र को मा गर्न हुन्छ पनि हो भने लागि छन् यो गर्नुहोस् एक तपाईं म",
 }
 # Letters that one of the languages of a script has, and its neighbours do not.
-LETTERS: Texts = {
+LETTERS: dict[str, str] = {
     "vi": "ăâđêôơưạảấầẩẫậắằẳẵặẹẻẽếềểễệỉịọỏốồổỗộớờởỡợụủứừửữựỳỵỷỹ",
     "de": "ß",
     "ru": "ыэё",

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from oxrl.types import Texts
 from oxrl_graders.quantities import remembered
 from oxrl_graders.relations import (
     AND,
@@ -145,9 +144,9 @@ def _unnamed(clause: str) -> tuple[str, str]:
     return (re.sub(r"\s", "", match[1]), clause[match.end() :]) if match else ("", clause)
 
 
-def _assignments(clause: str) -> Texts:
+def _assignments(clause: str) -> dict[str, str]:
     """Name -> value, if the clause assigns to several different names and does nothing else."""
-    found: Texts = {}
+    found: dict[str, str] = {}
     parts = [part for piece in AND.split(clause) for part in split_parts(piece) if part.strip()]
     for part in parts:
         match = _NAME.match(part)

@@ -30,7 +30,6 @@ class MicroBatch(NamedTuple):
 
 
 # Indices of rows, or how many tokens each row has.
-Integers = list[int]
 Groups = list[Group]
 # One after the other, on one rank.
 MicroBatches = list[MicroBatch]
@@ -90,7 +89,7 @@ def patch_counts(inputs: TokenBatch) -> Tensor:
     return totals[patches.row_offsets].diff().cpu()
 
 
-def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
+def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> MicroBatches:
     cut: MicroBatches = []
     start = 0
     for count in counts:
@@ -99,7 +98,7 @@ def _pieces(units: Tensor, lengths: Integers, counts: Integers) -> MicroBatches:
     return cut
 
 
-def _counts(lengths: Integers, patches: Integers, budget: int) -> Integers:
+def _counts(lengths: list[int], patches: list[int], budget: int) -> list[int]:
     """Fill each micro-batch; return how many units it has: a vision tower reads patches, too.
 
     Args:
@@ -107,7 +106,7 @@ def _counts(lengths: Integers, patches: Integers, budget: int) -> Integers:
         patches: of each unit, per row of it.
         budget: tokens and patches of a micro-batch, per row of a unit.
     """
-    counts: Integers = []
+    counts: list[int] = []
     start = 0
     seen = 0
     for at, count in enumerate(patches):
@@ -136,7 +135,7 @@ def group_micro_batches(
     groups = groups_of(batch.inputs)
     if len(groups) == len(batch.inputs):  # nothing in common
         return micro_batches(batch, budget=budget, ranks=ranks, price=price)
-    lengths: Integers = batch.inputs.attention_mask.sum(1).tolist()
+    lengths: list[int] = batch.inputs.attention_mask.sum(1).tolist()
     if len(batch) < len(batch.inputs):
         pieces = _units(groups, lengths, len(batch))
         lengths = torch.tensor(lengths).view(len(batch), -1).amax(1).tolist()
@@ -150,7 +149,7 @@ def group_micro_batches(
     return cuts
 
 
-def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
+def _units(groups: Groups, lengths: list[int], count: int) -> Groups:
     """Return each of `count` units, pairs of rows, with the tokens that it has where a prompt that
     its rows have in common is there once.
 
@@ -170,7 +169,7 @@ def _units(groups: Groups, lengths: Integers, count: int) -> Groups:
     return [Group([unit], 0, own) for unit, own in enumerate(tokens)]
 
 
-def _fitting(group: Group, lengths: Integers, budget: int) -> Groups:
+def _fitting(group: Group, lengths: list[int], budget: int) -> Groups:
     """Cut a group into pieces of at most `budget` tokens, each with the prompt; longest first."""
     prompt = group.prompt
     rows = sorted(group.rows, key=lambda row: -lengths[row])
@@ -191,7 +190,7 @@ def _filled(pieces: Groups, budget: int) -> Groups:
     return joined
 
 
-def _micro_batch(rows: Integers, lengths: Integers) -> MicroBatch:
+def _micro_batch(rows: list[int], lengths: list[int]) -> MicroBatch:
     longest = max(lengths[row] for row in rows)
     return MicroBatch(torch.tensor(rows, dtype=torch.int64), longest)
 

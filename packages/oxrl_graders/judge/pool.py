@@ -20,7 +20,7 @@ from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores, Texts
+from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl_graders.formats import compiled, cosine_length_value
 from oxrl_graders.judge.endpoint import Endpoint, JudgeError
@@ -29,7 +29,7 @@ from oxrl_graders.judge.questions import pairs_of_group, question, schema, verdi
 from oxrl_graders.judge.record import FILE, Judgements, Reply, content_key
 
 NAME = "judge"
-Messages = list[Texts]
+Messages = list[dict[str, str]]
 Outcome = Reply | JudgeError
 
 

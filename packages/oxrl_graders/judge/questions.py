@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from oxrl.runs.files import Json
-from oxrl.types import Named, Prompt, Texts
+from oxrl.types import Named, Prompt
 from oxrl_graders.judge.options import JudgeOptions
 
 # What a verdict about the first of two is worth to it.
@@ -34,7 +34,7 @@ SYSTEM = (
 
 def question(
     options: JudgeOptions, prompt: Prompt, first: str, second: str | None = None
-) -> list[Texts]:
+) -> list[dict[str, str]]:
     """Write the question about one response, or about two.
 
     Args:
