@@ -14,7 +14,6 @@ from oxrl.errors import ConfigError, LostRankError
 from oxrl.flat_config import recorded_config
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.plan.preflight import Prepared, prepare_to_begin
-from oxrl.recipes.follower import Follower
 from oxrl.recipes.session import Session
 from oxrl.runs.clock import note_speed
 from oxrl.runs.ranks import ALONE, Ranks, launched_world
@@ -97,6 +96,8 @@ def session_of(cfg: Config, ranks: Ranks, *, resume: bool, accept: Sequence[str]
     options = session_options(cfg, resume=resume, accept=accept)
     if ranks.first:
         return Session(options, ranks)
+    from oxrl.recipes.follower import Follower  # one process has none
+
     return Follower(options, ranks)
 
 

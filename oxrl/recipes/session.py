@@ -26,7 +26,6 @@ from oxrl.runs.console import Console, Mode, run_logging
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import read_records
 from oxrl.runs.health import Health, too_many_in_a_row
-from oxrl.runs.mirrors import Trackers
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.recorder import Recorder, keep_batch
 from oxrl.runs.waiting import StopRequest
@@ -138,7 +137,10 @@ class Session:
             self._health = Health(options.vocabulary, options.health)
             console = Console(options.steps, options.name, mode=options.console)
             self._console = stack.enter_context(console)
-            self._trackers = stack.enter_context(Trackers(self.run, options.trackers))
+            if options.trackers:
+                from oxrl.runs.mirrors import Trackers  # processes, of which most runs have none
+
+                self._trackers = stack.enter_context(Trackers(self.run, options.trackers))
             console.watch(self.clock, self.recorder)
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
@@ -222,7 +224,8 @@ class Session:
         sign = self._health.look(line)
         if sign:
             self.stop.requested = f"run.health, which stops at {sign}"
-        self._trackers.check()
+        if self._options.trackers:
+            self._trackers.check()
         self._count_skipped(metrics)
 
     def record_line(self, progress: Progress) -> None:

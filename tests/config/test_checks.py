@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from oxrl.config import Config, load_config
-from oxrl.config.checks import OF_EVERY_RUN, OF_PLAIN_RUNS, by_recipe, is_plain
+from oxrl.config import load_config
 from oxrl.errors import ConfigError
 from oxrl.tables.policy import ROWS
 from oxrl.tables.user_code import REWARD
@@ -384,29 +383,6 @@ def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(
 )
 def test_what_fits_together_loads(write: Callable[..., Path], overrides: list[str]) -> None:
     load_config(write(), overrides)
-
-
-@pytest.mark.parametrize("rollout", [{}, {"n_samples": 1, "temperature": 0.0, "top_k": 5}])
-def test_a_plain_run_misses_no_check(rollout: dict[str, Any]) -> None:
-    plain: list[str] = []
-    for algorithm in [name for name, row in ROWS.items() if row.recipe == "rl"]:
-        cfg = Config.model_validate(
-            {
-                "run": {"name": "plain", "steps": 2},
-                "model": {"name": "builtin:tiny"},
-                "data": {"train": "rows.jsonl"},
-                "reward": {"name": "exact"},
-                "rollout": rollout,
-                "train": {"alg_name": algorithm},
-            }
-        )
-        every = [*by_recipe.OF_EVERY_RUN, *by_recipe.OF_RECIPE["rl"]]
-        found = [problem for check in every for problem in check(cfg)]
-        if is_plain(cfg):
-            plain.append(algorithm)
-            usual = [*OF_EVERY_RUN, *OF_PLAIN_RUNS]
-            assert found == [problem for check in usual for problem in check(cfg)]
-    assert {"sgrpo", "grpo", "dr_grpo", "rloo"} <= {*plain}
 
 
 @pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])

@@ -1,95 +1,109 @@
 """Checks across sections, all run before anything heavy is imported.
 
-Each check yields every problem that it finds; a file holds those of one topic. What most runs leave
-as it is has nothing to be checked, and its files are not imported then.
+Each check yields every problem that it finds; a file holds those of one topic. Here are those of
+all runs, and those of the runs of a recipe, in the order in which they are made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from operator import attrgetter
 
+from oxrl.config.checks.algorithm import (
+    check_batch,
+    check_cells,
+    check_correction,
+    check_features,
+    check_numbers,
+    check_own_features,
+    check_own_gate,
+    check_share_prefix,
+)
+from oxrl.config.checks.engines import (
+    check_adapter,
+    check_attention,
+    check_deepspeed,
+    check_device,
+    check_images,
+    check_offload,
+    check_optimizer,
+    check_ranks,
+    check_samplers,
+    check_sampling_process,
+    check_template,
+)
+from oxrl.config.checks.offline import (
+    check_columns,
+    check_generated,
+    check_preference,
+    check_rejection,
+)
+from oxrl.config.checks.sampling import (
+    check_action,
+    check_environment,
+    check_staleness,
+    check_stored_samples,
+)
 from oxrl.config.checks.usual import (
     check_context,
     check_evaluation_file,
-    check_groups,
     check_model,
     check_model_files,
     check_reward,
     check_sampling,
     check_training_files,
 )
-from oxrl.config.schema import Config, defaults_of
-from oxrl.config.source import Problems
-from oxrl.modelfiles.folder import vision_family
-from oxrl.tables.cells import GROUPS
-from oxrl.tables.policy import ROWS
+from oxrl.config.schema import Config
+from oxrl.config.source import Check, Problems
 
-# Of a plain run, in the order of `by_recipe.py`.
-OF_EVERY_RUN = (check_model, check_model_files, check_training_files, check_evaluation_file)
-OF_PLAIN_RUNS = (check_reward, check_sampling, check_groups, check_context)
-# What plain runs may set: other checks read it, if at all, beside a field that is none of these.
-USUAL = {
-    "run.name",
-    "run.seed",
-    "run.dir",
-    "run.steps",
-    "run.device",
-    "run.threads",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "run.eval_every",
-    "run.mlflow",
-    "run.console",
-    "model.name",
-    "model.dtype",
-    "model.max_length",
-    "data.train",
-    "data.eval",
-    "data.prompts_per_step",
-    "data.max_prompt_tokens",
-    "data.eval_rows",
-    "reward.name",
-    "reward.options",
-    "rollout.temperature",
-    "rollout.top_p",
-    "rollout.top_k",
-    "rollout.max_tokens",
-    "rollout.n_samples",
-    "rollout.eval_samples",
-    "rollout.eval_temperature",
-    "train.alg_name",
-    "train.lr",
-    "train.lr_schedule",
-    "train.warmup_steps",
+OF_EVERY_RUN: tuple[Check, ...] = (
+    check_ranks,
+    check_device,
+    check_deepspeed,
+    check_optimizer,
+    check_samplers,
+    check_sampling_process,
+    check_adapter,
+    check_model,
+    check_model_files,
+    check_template,
+    check_attention,
+    check_offload,
+    check_images,
+    check_training_files,
+    check_evaluation_file,
+    check_columns,
+)
+OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
+    "rl": (
+        check_reward,
+        check_environment,
+        check_action,
+        check_batch,
+        check_share_prefix,
+        check_sampling,
+        check_staleness,
+        check_stored_samples,
+        check_features,
+        check_correction,
+        check_cells,
+        check_own_gate,
+        check_own_features,
+        check_numbers,
+        check_context,
+    ),
+    "supervised": (check_generated, check_action),
+    "rejection": (check_reward, check_rejection, check_context),
+    "preference": (check_preference, check_share_prefix, check_numbers),
+    "reward_model": (),
 }
 
 
 def training_problems(cfg: Config) -> Problems:
     """Every cross-section problem of a training run."""
-    if is_plain(cfg):
-        of_every_run = OF_EVERY_RUN
-        of_recipe = OF_PLAIN_RUNS
-    else:
-        from oxrl.config.checks import by_recipe  # four files, of which a plain run needs none
-
-        of_every_run = by_recipe.OF_EVERY_RUN
-        of_recipe = by_recipe.OF_RECIPE[cfg.recipe]
-    for check in of_every_run:
+    for check in OF_EVERY_RUN:
         yield from check(cfg)
-    for check in of_recipe:
+    for check in OF_RECIPE[cfg.recipe]:
         for problem in check(cfg):
             # While the algorithm is in doubt, so is what it asks for.
             yield replace(problem, also=(*problem.also, "train.alg_name"))
-
-
-def is_plain(cfg: Config) -> bool:
-    """True if the usual checks are all: of reinforcement learning with groups or no needs, on a
-    model of text, where all but the usual fields are as the algorithm or their lines have them.
-    """
-    row = ROWS[cfg.train.alg_name]
-    defaults = defaults_of(row.name)
-    if any(attrgetter(path)(cfg) != defaults[path] for path in defaults.keys() - USUAL):
-        return False
-    others = set(row.needs) - {GROUPS.name}
-    return row.recipe == "rl" and not others and vision_family(cfg.model.name) is None

@@ -22,8 +22,6 @@ from oxrl.tables.numbers import (
     WEIGHT_MIN,
 )
 from oxrl.tables.user_code import FEATURE
-from oxrl.usercode.gate_signature import gate_signature, number_problems, why_no_gate
-from oxrl.usercode.locate import place_of
 
 # Corrections that are ratios themselves; the others keep a token or drop it.
 WEIGHTING = ("truncate", "mask")
@@ -307,6 +305,8 @@ def check_own_gate(cfg: Config) -> Problems:
     loss = cfg.train.row.gate
     if not cfg.train.row.has_own_loss:
         return
+    from oxrl.usercode.gate_signature import gate_signature, number_problems, why_no_gate  # rare
+
     try:
         taken = gate_signature(loss)
     except ValueError as error:
@@ -328,6 +328,10 @@ def check_own_features(cfg: Config) -> Problems:
     Args:
         cfg: of a run of reinforcement learning.
     """
+    if not cfg.train.features:
+        return
+    from oxrl.usercode.locate import place_of  # as above
+
     named: dict[str, str] = {}
     for name in cfg.train.features:
         try:
