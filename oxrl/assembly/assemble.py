@@ -101,6 +101,7 @@ def assemble(
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
+        delivery=delivery,
         scorer=scorer,
         requests=requests,
         clock=clock,
@@ -112,7 +113,7 @@ def assemble(
         heard=heard,
         choice=next((each.choice for each in features if each.choice is not None), None),
     )
-    source = build_source(cfg, parts, delivery)
+    source = build_source(cfg, parts)
     stack.callback(source.close)
     return Machine(
         seed=cfg.run.seed,
@@ -125,9 +126,8 @@ def assemble(
         objective=objective,
         features=features,
         source=kept_source(cfg, source),
-        delivery=delivery,
         row_rules=build_row_rules(assembly, limits),
-        evaluation=build_evaluation(assembly, held_out, limits, parts, source, delivery),
+        evaluation=build_evaluation(assembly, held_out, limits, parts, source),
         ledger=ledger,
         saved=what_is_saved(engines, features, source, delivery),
         ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
@@ -325,13 +325,13 @@ def overlapped(
     return meanwhile, meanwhile.offer
 
 
-def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
+def build_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
     """Build the source of rollouts: step after step, in rounds, ahead of training, or stored."""
     if parts.choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
         return SyncRollouts(parts)
     from oxrl.assembly.other_sources import other_source  # the rarer ones
 
-    return other_source(cfg, parts, delivery)
+    return other_source(cfg, parts)
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
@@ -363,7 +363,6 @@ def build_evaluation(
     limits: Limits,
     parts: RolloutParts,
     source: RolloutSource,
-    delivery: Delivery,
 ) -> Evaluation | None:
     """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
     if held_out is None:
@@ -384,7 +383,7 @@ def build_evaluation(
         deadline_s=parts.deadline_s,
         stop=parts.stop,
     )
-    return Evaluation(held_out, answers, source, delivery)
+    return Evaluation(held_out, answers, source)
 
 
 def what_is_saved(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from oxrl.config import Config
-from oxrl.engines.delivery import Delivery
 from oxrl.rollouts.async_rollouts import AheadRollouts
 from oxrl.rollouts.rounds import RoundRollouts
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
@@ -13,12 +12,11 @@ from oxrl.rollouts.whole_samples import StoredRollouts
 from oxrl.runs.directory import ROLLOUTS
 
 
-def other_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
+def other_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
     """Build the source that a configuration asks for.
 
     Args:
         parts: what every source works with.
-        delivery: of the policy's weights, for a source that samples ahead.
     """
     if cfg.rollout.from_samples is not None:
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
@@ -28,7 +26,6 @@ def other_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> Rollou
     per_batch = parts.prompts_per_step * parts.requests.per_prompt * rounds
     return AheadRollouts(
         parts,
-        delivery,
         block=cfg.sampling_block,
         capacity=2 * cfg.sampling_block * per_batch,
         rollout_steps=cfg.run.steps // cfg.train.updates,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oxrl.checkpoint import Saved
-from oxrl.engines.delivery import Delivery
 from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.recipes.compute_accounting import Ledger
 from oxrl.recipes.objective import Objective
@@ -42,7 +41,6 @@ class Machine:
     objective: Objective
     features: Sequence[Feature]
     source: RolloutSource
-    delivery: Delivery
     row_rules: RowRules
     evaluation: Evaluation | None
     ledger: Ledger

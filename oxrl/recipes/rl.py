@@ -44,12 +44,8 @@ def train(machine: Machine, session: Session) -> None:
 
         # The sampler gets the weights just trained and proves that it holds them; then it samples
         # a group of responses to every prompt, and the reward scores them.
-        if machine.source.idle:
-            with session.clock.phase("time/rollout_s"):
-                machine.delivery.deliver(before)
         with session.saved_if_stopped(machine.saved, progress):
             sampled = machine.source.next(progress.draw, step=before)
-        delivered = machine.delivery.remember(sampled.rollouts)
 
         # The rows that can be learned from; what every model says of them before the update.
         rows = trainable_rows(sampled, machine.row_rules, version=before)
@@ -76,7 +72,7 @@ def train(machine: Machine, session: Session) -> None:
         for feature in machine.features:
             shared |= feature.steer(batch, progress)
         trained = len(torch.cat(parts).unique())
-        shared |= delivered | sample_metrics(
+        shared |= sampled.delivered | sample_metrics(
             progress.samples, sampled, rows, trained=trained, in_flight=machine.source.in_flight
         )
         progress.rollout_step += 1

@@ -23,12 +23,8 @@ def train(machine: Machine, session: Session) -> None:
         finish_step(machine, session, progress, 0)
     while progress.step < machine.steps and not progress.good_enough:
         before = progress.step
-        if machine.source.idle:
-            with session.clock.phase("time/rollout_s"):
-                machine.delivery.deliver(before)
         with session.saved_if_stopped(machine.saved, progress):
             sampled = machine.source.next(progress.draw, step=before)
-        delivered = machine.delivery.remember(sampled.rollouts)
         machine.ledger.count_sampling(sampled)
         rows = trainable_rows(sampled, machine.row_rules, version=before)
         write_samples(session, sampled, {})
@@ -37,7 +33,7 @@ def train(machine: Machine, session: Session) -> None:
 
         batch = rows.batch
         found = data_metrics(batch.inputs.response_mask, batch.truncated, batch.rewards)
-        found |= delivered
+        found |= sampled.delivered
         found |= sample_metrics(
             progress.samples,
             sampled,

@@ -14,7 +14,6 @@ import torch
 
 from oxrl.data.batching import how_it_ended
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.delivery import Delivery
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
@@ -118,13 +117,12 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
 class Evaluation(NamedTuple):
     """The held-out prompts of a run, and who answers them.
 
-    source: of rollouts, which has the sampler otherwise. delivery: of weights to it.
+    source: of rollouts, which has the sampler otherwise and lends it.
     """
 
     prompts: PromptDataset
     answers: ScoredSampler
     source: RolloutSource
-    delivery: Delivery
 
     def measure(self, session: Session, step: int) -> Metrics:
         """Answer the prompts with the weights of `step`, with the same seeds each time.
@@ -138,8 +136,7 @@ class Evaluation(NamedTuple):
         count = Count(tell, "evaluation", len(draws) * samples, every_s=TOLD_EVERY_S)
         answers = replace(self.answers, heard=count.one)
         with session.clock.phase("time/eval_s"):
-            self.source.settle()
-            self.delivery.deliver(step)
+            self.source.lend(step)
             try:
                 return evaluation_metrics(answers.answer(draws), samples=samples)
             finally:

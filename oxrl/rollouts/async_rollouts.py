@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from oxrl.engines.delivery import Delivery
 from oxrl.engines.sample.sampler import next_finished
 from oxrl.errors import InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
@@ -56,7 +55,6 @@ class AheadRollouts:
 
     Args:
         parts: as for `SyncRollouts`.
-        delivery: hands the newest weights to the sampler between two blocks.
         block: rollout batches that are sampled by the same weights.
         capacity: samples that may be in flight.
         rollout_steps: rollout steps of the whole run, after which nothing more is sampled.
@@ -67,7 +65,6 @@ class AheadRollouts:
     def __init__(
         self,
         parts: RolloutParts,
-        delivery: Delivery,
         *,
         block: int,
         capacity: int,
@@ -77,7 +74,6 @@ class AheadRollouts:
     ) -> None:
         self.parts = parts
         self.batches: list[Batch] = []
-        self._delivery = delivery
         self._block = block
         self._capacity = capacity
         self._rollout_steps = rollout_steps
@@ -91,11 +87,6 @@ class AheadRollouts:
         self._working = None
         self._dispatched = 0
         self._leaving = False
-
-    @property
-    def idle(self) -> bool:
-        """See RolloutSource."""
-        return not self.batches
 
     @property
     def in_flight(self) -> int:
@@ -119,26 +110,29 @@ class AheadRollouts:
         with self.parts.clock.phase("time/rollout_s"):
             began = not self.batches
             if began:
+                self.parts.delivery.deliver(step)
                 most = max(1, min(self._block, left))
                 self._dispatch_batches(draw, most)
         found = self._finish(self.batches[0], step=step)
         with self.parts.clock.phase("time/rollout_s"):
             if starts_block:
-                self.settle()
+                self._settle(self.parts.stop)
             self._hand_over(found)
             if starts_block:
                 if not began:
-                    self._delivery.deliver(step)
+                    self.parts.delivery.deliver(step)
                 start = self.batches[-1].end if self.batches else found.next_draw
                 more = left - 1 - len(self.batches)
                 self._dispatch_batches(start, min(self._block, more))
         found.dispatched = self._dispatched
         self._dispatched = 0
+        found.delivered = self.parts.delivery.remember(found.rollouts)
         return found
 
-    def settle(self) -> None:
+    def lend(self, step: int) -> None:
         """See RolloutSource."""
         self._settle(self.parts.stop)
+        self.parts.delivery.deliver(step)
 
     def _settle(self, stop: StopAsked) -> None:
         """Wait until everything in flight is sampled and the sampler is idle.
@@ -230,7 +224,7 @@ class AheadRollouts:
             self.batches.append(batch)
             start = batch.end
         if self._thread is None:
-            self.settle()
+            self._settle(self.parts.stop)
         else:
             self._working = self._thread.submit(self._poll, lambda: self._leaving)
 
@@ -261,7 +255,7 @@ class AheadRollouts:
             if missing:
                 # An evaluation may have been in between, and must not matter.
                 if self.parts.sampler.version != step:
-                    self._delivery.deliver(step)
+                    self.parts.delivery.deliver(step)
                 self._dispatch(range(batch.end, batch.end + missing))
                 batch.end += missing
                 batch.rounds += 1
@@ -273,7 +267,7 @@ class AheadRollouts:
         wanted = [request for request in self._requests.values() if request.draw in draws]
         with self.parts.clock.phase("time/rollout_s"):
             while any(request.id not in self._done for request in wanted):
-                self.settle()
+                self._settle(self.parts.stop)
         return [(request, self._done[request.id]) for request in wanted]
 
     def _hand_over(self, found: RolloutStep) -> None:

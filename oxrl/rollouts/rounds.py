@@ -11,16 +11,13 @@ from oxrl.rollouts.sync import RolloutParts, RolloutStep, SyncRollouts
 class RoundRollouts(SyncRollouts):
     """A RolloutSource that samples in rounds."""
 
-    def next(self, draw: int, *, step: int) -> RolloutStep:
-        """See RolloutSource."""
-        found = RolloutStep(step=step, start=draw, end=draw)
+    def _fill(self, found: RolloutStep) -> None:
+        """Sample round after round, and choose among the groups of all of them."""
         missing = self.parts.prompts_per_step
         while missing:
             self._sample(found, missing)
             missing = still_missing(found, self.parts)
         choose_groups(found, self.parts)
-        found.sampler = self.parts.sampler.metrics()
-        return found
 
 
 def still_missing(step: RolloutStep, parts: RolloutParts) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from oxrl.data.order import RowSource
+from oxrl.engines.delivery import Delivery
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, generate, unheard
 from oxrl.errors import RewardError
@@ -41,7 +42,8 @@ class RolloutStep:
     rounds: times that prompts were drawn for it.
     groups: positions whose groups are trained on; next_draw: where the next step goes on.
     dispatched: samples that were sent to the sampler since the step before.
-    sampler: the sampler's counters since the step before.
+    sampler: the sampler's counters since the step before. delivered: what it cost to deliver the
+    weights that it was sampled with, `sync/...`.
     compared_parts: of the reward, that advantages compare one by one; empty: their sum.
     """
 
@@ -55,6 +57,7 @@ class RolloutStep:
     next_draw: int = 0
     dispatched: int = 0
     sampler: Metrics = field(default_factory=Metrics)
+    delivered: Metrics = field(default_factory=Metrics)
     compared_parts: tuple[str, ...] = ()
 
 
@@ -79,6 +82,7 @@ class GroupChoice(Protocol):
 class RolloutParts:
     """The objects that every source of rollouts works with.
 
+    delivery: of the policy's weights to the sampler; in a run nobody else calls it.
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
     stop: whether the run was asked to stop; looked at while waiting.
     deadline_s: longest wait for a sample or a score, in seconds.
@@ -88,6 +92,7 @@ class RolloutParts:
     """
 
     sampler: RolloutEngine
+    delivery: Delivery
     scorer: GroupScorer
     requests: PromptRequests
     clock: Clock
@@ -101,12 +106,9 @@ class RolloutParts:
 
 
 class RolloutSource(Protocol):
-    """A source of rollouts for the training loop."""
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is in flight: the sampler takes the newest weights before `next`."""
-        ...
+    """A source of rollouts for the training loop, and the owner of the sampler: it brings the
+    weights that are sampled with.
+    """
 
     @property
     def in_flight(self) -> int:
@@ -116,20 +118,30 @@ class RolloutSource(Protocol):
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """The scored rollouts of the next rollout step.
 
+        The weights are delivered, and proved, before the first request of a step, round or block.
+
         Args:
             draw: position in the data order where it begins.
             step: optimizer steps done, the newest weight version.
 
         Raises:
             Stopped: a signal asked to stop; as if nothing had been asked for.
+            WeightSyncError: the sampler provably does not hold the weights.
         """
         ...
 
-    def settle(self) -> None:
-        """Wait until the sampler is free for something else, an evaluation for example.
+    def lend(self, step: int) -> None:
+        """Free the sampler for an evaluation, and leave it with the newest weights.
+
+        What is in flight is finished first, by the weights that began it. The sampler has to be
+        idle again when `next` is asked, which hands over the same as without this.
+
+        Args:
+            step: optimizer steps done, the newest weight version.
 
         Raises:
             Stopped: a signal asked to stop.
+            WeightSyncError: the sampler provably does not hold the weights.
         """
 
     def close(self) -> None: ...
@@ -138,20 +150,27 @@ class RolloutSource(Protocol):
 class SyncRollouts:
     """A source that samples only when it is asked, and has nothing in flight in between."""
 
-    idle = True
     in_flight = 0
 
     def __init__(self, parts: RolloutParts) -> None:
         self.parts = parts
 
     def next(self, draw: int, *, step: int) -> RolloutStep:
-        """See RolloutSource. Every group that is sampled is trained on."""
+        """See RolloutSource."""
+        parts = self.parts
+        with parts.clock.phase("time/rollout_s"):
+            parts.delivery.deliver(step)
         found = RolloutStep(step=step, start=draw, end=draw)
-        self._sample(found, self.parts.prompts_per_step)
-        found.groups = tuple(range(draw, found.end))
-        found.next_draw = found.end
-        found.sampler = self.parts.sampler.metrics()
+        self._fill(found)
+        found.sampler = parts.sampler.metrics()
+        found.delivered = parts.delivery.remember(found.rollouts)
         return found
+
+    def _fill(self, found: RolloutStep) -> None:
+        """Sample the groups of a step; every one is trained on."""
+        self._sample(found, self.parts.prompts_per_step)
+        found.groups = tuple(range(found.start, found.end))
+        found.next_draw = found.end
 
     def _sample(self, step: RolloutStep, prompts: int) -> None:
         """Sample and score the next prompts."""
@@ -168,7 +187,9 @@ class SyncRollouts:
         step.dispatched += len(requests)
         add_scored(step, parts, list(zip(requests, completions, strict=True)))
 
-    def settle(self) -> None: ...
+    def lend(self, step: int) -> None:
+        """See RolloutSource; nothing is in flight."""
+        self.parts.delivery.deliver(step)
 
     def close(self) -> None: ...
 

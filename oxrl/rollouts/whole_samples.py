@@ -38,10 +38,6 @@ class KeepingSource:
         self._folder = folder
 
     @property
-    def idle(self) -> bool:
-        return self._source.idle
-
-    @property
     def in_flight(self) -> int:
         return self._source.in_flight
 
@@ -53,8 +49,8 @@ class KeepingSource:
         write_atomically(whole_samples(self._folder, step), content)
         return found
 
-    def settle(self) -> None:
-        self._source.settle()
+    def lend(self, step: int) -> None:
+        self._source.lend(step)
 
     def close(self) -> None:
         self._source.close()
@@ -68,15 +64,12 @@ class StoredRollouts(SyncRollouts):
         parts: of this run; which groups are trained on is for its algorithm to say.
     """
 
-    # The sampler gets no weights: nothing asks it.
-    idle = False
-
     def __init__(self, folder: Path, parts: RolloutParts) -> None:
         super().__init__(parts)
         self._folder = folder
 
     def next(self, draw: int, *, step: int) -> RolloutStep:
-        """See RolloutSource.
+        """See RolloutSource; nothing is delivered, as nobody asks the sampler.
 
         Raises:
             RunDirectoryError: the samples of the step are not there, or not what was written.
@@ -94,6 +87,8 @@ class StoredRollouts(SyncRollouts):
                 "one: record samples with that algorithm (--rollout-only run.record=tokens)"
             )
         choose_groups(found, self.parts)
+        # An evaluation may have had weights delivered.
+        found.delivered = self.parts.delivery.remember(found.rollouts)
         return found
 
 

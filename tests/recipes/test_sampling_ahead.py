@@ -197,6 +197,9 @@ class NoDelivery:
 
     def deliver(self, version: int) -> None: ...
 
+    def remember(self, rollouts: Rollouts) -> dict[str, float]:
+        return {}
+
 
 def source_of(
     sampler: LocalSampler,
@@ -218,6 +221,7 @@ def source_of(
     )
     parts = RolloutParts(
         sampler=sampler,
+        delivery=delivery,
         scorer=pool,
         requests=requests,
         clock=Clock(),
@@ -228,7 +232,6 @@ def source_of(
     )
     return AheadRollouts(
         parts,
-        delivery,
         block=block,
         capacity=capacity,
         rollout_steps=rollout_steps,
@@ -338,7 +341,7 @@ def test_a_checkpoint_after_a_signal_waits_for_what_is_in_flight_for_a_while_onl
     source.parts = dataclasses.replace(source.parts, stop=lambda: asked)
     source.next(0, step=0)
     never_done: Any = Future()
-    source.settle()
+    source.lend(0)
     monkeypatch.setattr(source, "_working", never_done)
     monkeypatch.setattr(async_rollouts, "SETTLE_S", 0.5)
     asked.append(1)

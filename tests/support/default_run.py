@@ -3,9 +3,9 @@
     python tests/support/default_run.py CONFIG.yaml... [--calls]
 
 What is found goes to CONFIG.json. `imported`: module -> its file. `calls`, where asked for, of the
-first run: of the package, from the first delivery of weights to the end of the run, [event, file,
-qualified name, first line] for every call and return; what modules do while they are imported is
-left out. A run is forked from a process that has imported what every run imports first.
+first run: of the package, from the first question to the source of rollouts to the end of the run,
+[event, file, qualified name, first line] for every call and return; what modules do while they are
+imported is left out. A run is forked from a process that has imported what every run imports first.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class Watch:
             file = code.co_filename.removeprefix(PACKAGE).removeprefix(BESIDE)
             self.calls.append((event, file, code.co_qualname, code.co_firstlineno))
 
-    def from_first_delivery(self) -> None:
+    def from_first_question(self) -> None:
         """Begin there: before it, everything is imported, which takes long to watch."""
-        from oxrl.engines.delivery import SharedWeights
+        from oxrl.rollouts.sync import SyncRollouts
 
-        deliver = SharedWeights.deliver
+        ask = SyncRollouts.next
 
         def watched(*given: Any, **more: Any) -> Any:
-            SharedWeights.deliver = deliver
+            SyncRollouts.next = ask
             sys.setprofile(self)
-            return deliver(*given, **more)
+            return ask(*given, **more)
 
-        SharedWeights.deliver = watched
+        SyncRollouts.next = watched
 
 
 def record(config: Path, *, calls: bool) -> None:
     watch = Watch()
     if calls:
-        watch.from_first_delivery()
+        watch.from_first_question()
     try:
         app(["train", str(config)])
     finally:
