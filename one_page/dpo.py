@@ -7,7 +7,7 @@ ten seconds; then the page runs as it is, from the root of the repository:
     python one_page/dpo.py
 
 `oxrl train one_page/dpo.yaml` computes the same: the same losses, gradients and weights.
-tests/test_one_page.py proves it.
+tests/repository/test_one_page.py proves it.
 """
 
 import copy

@@ -8,7 +8,7 @@ repository:
     python one_page/ppo.py
 
 `oxrl train one_page/ppo.yaml` computes the same: the same samples, losses, gradients and weights.
-tests/test_one_page.py proves it.
+tests/repository/test_one_page.py proves it.
 """
 
 import copy

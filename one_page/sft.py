@@ -8,7 +8,7 @@ repository, and halves the loss in as many:
     python one_page/sft.py
 
 `oxrl train one_page/sft.yaml` computes the same: the same losses, gradients and weights.
-tests/test_one_page.py proves it.
+tests/repository/test_one_page.py proves it.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ repository:
     python one_page/sgrpo.py
 
 `oxrl train one_page/sgrpo.yaml` computes the same: the same samples, losses, gradients and weights.
-tests/test_one_page.py proves it.
+tests/repository/test_one_page.py proves it.
 """
 
 import copy

@@ -81,7 +81,7 @@ SECOND: dict[str, Any] = {
 }
 CODE_FIELDS = tuple(f"reward.{name}" for name in CODE_OPTIONS)
 # Fields with a single legal value while only the local engine exists, that only an evaluation may
-# change, or that name a run (tests/recipes/test_stored_samples.py).
+# change, or that name a run (tests/rollouts/test_stored_samples.py).
 FIXED = (
     "run.training_gpus",
     "rollout.top_p",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+sys.path.append(str(Path(__file__).parents[1] / "models"))
 
 from test_vision import config, write_rows
 from vision_families import write_family

@@ -45,7 +45,7 @@ TESTS = [
     "tests/recipes/test_step.py",
     # Of features that whole runs have.
     "tests/recipes/test_episode_rows.py",
-    "tests/recipes/test_own_code.py",
+    "tests/usercode/test_own_code.py",
     "tests/recipes/test_parts_in_advantages.py",
     "tests/recipes/test_token_record.py",
     # Of mutants made by hand.

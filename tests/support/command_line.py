@@ -3,7 +3,7 @@
 Importing torch and transformers takes longer than most commands that tests give. One server, which
 parallel test processes share, imports them once and forks: each command still has a process of its
 own, with its own streams, folder, environment and exit code, and can be killed. What a command
-imports, and how long it takes to start, is tested in tests/test_cli.py with fresh interpreters.
+imports, and how long it takes to start, is tested in tests/cli/test_cli.py with fresh interpreters.
 """
 
 from __future__ import annotations

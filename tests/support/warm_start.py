@@ -2,7 +2,7 @@
 
 It trains two small models and imports what other runs import: what transformers, torch and pydantic
 find out when they are first used takes longer than a small run. How a run starts cold is tested
-with fresh interpreters, in tests/test_cli.py.
+with fresh interpreters, in tests/cli/test_cli.py.
 """
 
 from __future__ import annotations

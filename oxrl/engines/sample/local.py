@@ -47,7 +47,7 @@ UNLIMITED = 2**31
 GROUPED = "oxrl_grouped"
 # Attention spans and capacities are multiples of this many tokens.
 SPAN = 32
-# Families that LocalSampler was compared with (tests/recipes/test_architectures.py): they take
+# Families that LocalSampler was compared with (tests/models/test_architectures.py): they take
 # position ids and a mask, and their keys and values have one shape in all layers. Every other model
 # is sampled from over its own cache.
 FAST = frozenset(

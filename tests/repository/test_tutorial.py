@@ -17,7 +17,7 @@ from checks_here import planned
 from command_line import oxrl
 from figures import Learned
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 # How far a reward may be from the page's, by step: rounding differs between processors.
 TOLERANCES = {1: 0.03, 10: 0.3, 20: 0.05}

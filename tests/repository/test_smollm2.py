@@ -23,7 +23,7 @@ from oxrl.cli import app
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl_envs.calculator import calculator
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "experiments" / "smollm2"
 DATA = Path(os.environ.get("OXRL_TEST_DATA", ROOT.parent / "shared" / "data"))
 MODULES = ("problems", "families", "page")

@@ -12,7 +12,7 @@ import pytest
 from oxrl.commands.train import run
 from oxrl.config import Config
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 CELL = re.compile(r"(?<!\\)\|")
 SHARED = {"run": {"name": "run", "steps": 1, "threads": 1, "mlflow": False, "checkpoint_every": 0}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("benchmarks", "docs", "experiments", "one_page")
 OURS = ("oxrl.", *(path.name for path in (ROOT / "packages").iterdir()))
 SCRIPTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))

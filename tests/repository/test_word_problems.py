@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "experiments" / "word_problems"
 DATA = Path(os.environ.get("OXRL_TEST_DATA", ROOT.parent / "shared" / "data"))
 sys.path.insert(0, str(FOLDER))

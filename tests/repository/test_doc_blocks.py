@@ -29,7 +29,7 @@ from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.config.schema import FIELDS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
@@ -41,9 +41,9 @@ PAGES = sorted(
 COMMANDS = ("oxrl ", "make ", "pip ", "python", "torchrun ", ".venv/", "hf ", "MUJOCO_GL=")
 # Pages whose blocks a test of their own executes, in their order.
 ELSEWHERE = {
-    "docs/tutorial.md": "tests/test_tutorial.py",
+    "docs/tutorial.md": "tests/repository/test_tutorial.py",
     "docs/python.md": "tests/test_python_api.py",
-    "docs/algorithms.md": "generated; tests/test_docs.py and `oxrl algorithms --check`",
+    "docs/algorithms.md": "generated; tests/repository/test_docs.py and `oxrl algorithms --check`",
 }
 # (page, how a block begins) -> why it is not executed.
 NOT_EXECUTED = {
@@ -51,11 +51,11 @@ NOT_EXECUTED = {
     ("README.md", "runs/gsm8k/"): "a listing",
     ("README.md", "oxrl/tables/"): "a listing",
     ("README.md", "@software"): "a citation",
-    ("README.md", "make quickstart"): "make: targets are compared in tests/test_docs.py",
-    ("README.md", "pip install"): "tests/test_first_commands.py runs it",
+    ("README.md", "make quickstart"): "make: targets are compared in tests/repository/test_docs.py",
+    ("README.md", "pip install"): "tests/cli/test_first_commands.py runs it",
     ("README.md", "python3 -m venv"): "makes an environment",
-    ("README.md", "torchrun"): "several ranks: tests/recipes/test_ranks.py",
-    ("CONTRIBUTING.md", "make env"): "make: targets are compared in tests/test_docs.py",
+    ("README.md", "torchrun"): "several ranks: tests/engines/test_ranks.py",
+    ("CONTRIBUTING.md", "make env"): "make: targets are compared in tests/repository/test_docs.py",
     ("docs/action.md", "oxrl prepare lerobot"): "needs a dataset: tests/data",
     (
         "docs/action.md",
@@ -66,23 +66,23 @@ NOT_EXECUTED = {
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/packages/test_agent_run.py",
     ("docs/howto.md", "oxrl prepare gguf"): "needs a file: tests/packages/test_gguf.py",
     ("docs/howto.md", "oxrl train config.yaml inference_engine.name=vllm"): (
-        "needs vLLM: tests/recipes/test_vllm_host_process.py"
+        "needs vLLM: tests/engines/test_vllm_host_process.py"
     ),
-    ("docs/howto.md", "torchrun"): "several ranks: tests/recipes/test_ranks.py",
+    ("docs/howto.md", "torchrun"): "several ranks: tests/engines/test_ranks.py",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",
     ("docs/run_directory.md", "reference: none"): "a picture: tests/runs/test_console.py",
     ("docs/vision.md", "oxrl prepare visual"): "needs NLVR: tests/data",
-    ("docs/rewards.md", "oxrl score"): "a run of parts: tests/recipes/test_rescore.py",
-    ("docs/extend.md", "train:"): "tests/recipes/test_extension.py runs it",
+    ("docs/rewards.md", "oxrl score"): "a run of parts: tests/commands/test_rescore.py",
+    ("docs/extend.md", "train:"): "tests/usercode/test_extension.py runs it",
     ("docs/extend.md", "[project.entry-points"): "tests/test_plug_ins.py offers all of it",
-    ("docs/reading_path.md", "recipes/rl.py"): "a list of files: tests/test_house.py",
-    ("docs/report.md", "oxrl report runs/my-run "): "a server: tests/test_report.py",
+    ("docs/reading_path.md", "recipes/rl.py"): "a list of files: tests/repository/test_house.py",
+    ("docs/report.md", "oxrl report runs/my-run "): "a server: tests/report/test_report.py",
     (
         "docs/run_directory.md",
         "oxrl train config.yaml train.lr",
-    ): "tests/recipes/test_changed_inputs.py",
-    ("one_page/README.md", "oxrl train"): "needs its data: tests/test_one_page.py",
+    ): "tests/assembly/test_changed_inputs.py",
+    ("one_page/README.md", "oxrl train"): "needs its data: tests/repository/test_one_page.py",
     ("experiments/gsm8k_qwen2.5_0.5b/README.md", "pip install"): "a model that is not here",
     ("experiments/gsm8k_qwen2.5_0.5b/README.md", "oxrl prepare"): "a model that is not here",
     ("experiments/gsm8k_qwen2.5_0.5b/README.md", "oxrl train"): "needs the dataset",

@@ -1,4 +1,4 @@
-"""How folded the code is, with limits; `pytest -s tests/test_house.py` prints the figures.
+"""How folded the code is, with limits; `pytest -s tests/repository/test_house.py` prints the figures.
 
 A node is a node of Python's syntax tree. Lines can be saved by folding meaning together, nodes
 cannot: size is counted in nodes, and folding in nodes per statement and per code line (one that is
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "oxrl"
 # What is found by entry points: graders, sandbox, environments and others.
 BESIDE = ROOT / "packages"

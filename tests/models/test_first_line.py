@@ -1,4 +1,4 @@
-"""Functions whose modules are imported when they are called; tests/test_cli.py looks at whole runs."""
+"""Functions whose modules are imported when they are called; tests/cli/test_cli.py looks at whole runs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from figures import SEED, Learned
 from oxrl.data.rows import read_rows
 from oxrl.runs.files import read_records
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def train(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # The core, and the packages beside it.
 MODULES = {
     ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path

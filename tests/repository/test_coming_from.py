@@ -12,7 +12,7 @@ from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.config.sections.train import cell_names
 from oxrl.tables.policy import ROWS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming_from.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming_from.md"
 TABLE = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text(encoding="utf-8").splitlines()

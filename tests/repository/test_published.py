@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
 GPU: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gpu" / "run.py"))
 NODE: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gsm8k_scale" / "node.py"))

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from oxrl.commands.train import run
 from oxrl.config import load_config
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "one_page"
 # Constant of the page that says how long it runs, its value here, and optimizer steps of the run.
 LENGTHS = {

@@ -14,7 +14,7 @@ from small_runs import rl_config
 
 from oxrl.tables.policy import ROWS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OXRL = Path(sys.executable).with_name("oxrl")
 CONFIG = """\
 run: {name: demo, steps: 2}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from oxrl.cli import app
 from oxrl.config import load_config
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),

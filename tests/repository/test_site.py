@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 API: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_api.py"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "code.md").read_text()
 STEPS = re.findall(r"^\d+\. (.+)$", PAGE, flags=re.MULTILINE)
 

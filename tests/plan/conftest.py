@@ -1,0 +1,7 @@
+"""Fixtures of configurations in files."""
+
+from __future__ import annotations
+
+from config_files import folder, hub, write
+
+__all__ = ["folder", "hub", "write"]
