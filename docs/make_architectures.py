@@ -12,11 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-
-from architectures import FAMILIES, UNPACKABLE, tiny  # noqa: E402
-from samplers import TOKENIZER  # noqa: E402
-from small_runs import rl_config, sft_config  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests"))
 
 from oxrl.checkpoint.model_files import save_model  # noqa: E402
 from oxrl.commands.evaluate import run_generate  # noqa: E402
@@ -24,6 +20,9 @@ from oxrl.commands.train import run  # noqa: E402
 from oxrl.config import Config  # noqa: E402
 from oxrl.engines.sample.local import attends_to_everything  # noqa: E402
 from oxrl.types import Sampling  # noqa: E402
+from support.architectures import FAMILIES, UNPACKABLE, tiny  # noqa: E402
+from support.samplers import TOKENIZER  # noqa: E402
+from support.small_runs import rl_config, sft_config  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
 HEAD = """# Architectures

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import without_torch
-from command_line import PRETEND, SHARED, share_server
-from figures import Learned
 
 from oxrl.models.lazy_transformers import LATER, called_later
 from oxrl.runs import environment
+from support import without_torch
+from support.command_line import PRETEND, SHARED, share_server
+from support.figures import Learned
 
 # Before anything imports torch: tests run side by side, and thread pools fighting for cores are
 # slower than none.

@@ -12,11 +12,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import command_line
 import pandas
 import pytest
-from figures import SEED, THREADS, Learned
-from given_functions import Once, digits, longer
 
 import oxrl
 from oxrl.commands.replay import replay
@@ -24,6 +21,9 @@ from oxrl.config import Config
 from oxrl.environments import Step
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
 from oxrl.runs.directory import owning
+from support import command_line
+from support.figures import SEED, THREADS, Learned
+from support.given_functions import Once, digits, longer
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)

@@ -10,14 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from command_line import oxrl
-from small_runs import sft_config
 
 import oxrl as package
 from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.code import LIBRARIES, code_changes, code_of_run
+from support.command_line import oxrl
+from support.small_runs import sft_config
 
 
 def began_with(run_directory: Path, **other: str) -> None:

@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import oxrl
 from huggingface_hub import constants
-from small_runs import (
-    final_files,
-    metric_lines,
-    preference_config,
-    rl_config,
-    sft_config,
-)
 
 from oxrl.assembly.pins import inputs_of
 from oxrl.checkpoint.model_files import save_model
@@ -34,6 +26,14 @@ from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.runs.pins import Input, input_changes, pin
+from support.command_line import oxrl
+from support.small_runs import (
+    final_files,
+    metric_lines,
+    preference_config,
+    rl_config,
+    sft_config,
+)
 
 Configure = Callable[..., Config]
 TEMPLATE = (

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
@@ -15,6 +14,7 @@ from oxrl.config.load_evaluation import load_reward_config
 from oxrl.config.sections.model import told_origin
 from oxrl.errors import ConfigError
 from oxrl.plan.plan import plan_text
+from support.small_runs import preference_config, rl_config, sft_config
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import rl_config, sft_config
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.micro_batch_rules import FIELD, tokens_by_rule
@@ -20,6 +19,7 @@ from oxrl.engines.train.micro_batches import PRICES, MicroBatches, own_share
 from oxrl.recipes.session import Session
 from oxrl.runs.pins import CHOICES_FILE
 from oxrl.types import TrainBatch
+from support.small_runs import rl_config, sft_config
 
 
 def choice_of(cfg: Config) -> dict[str, object]:

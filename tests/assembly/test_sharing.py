@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from architectures import FAMILIES, tiny
-from small_runs import metric_lines, preference_config, rl_config
 from transformers import PreTrainedModel
 
 from oxrl.assembly.settle import decide_sharing
@@ -26,6 +24,8 @@ from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.trials import remembered_trial, try_sharing
 from oxrl.runs.pins import CHOICES_FILE
 from oxrl.types import Output, TokenBatch, Want
+from support.architectures import FAMILIES, tiny
+from support.small_runs import metric_lines, preference_config, rl_config
 
 FIELD = "train.share_prefix"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, sft_config
-from test_kill_and_resume import _kill_when, _start, _uninterrupted
 
 from oxrl.checkpoint import shares
 from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
@@ -18,6 +16,8 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointWriteError
 from oxrl.recipes import supervised
+from support.killed_runs import kill_when, start_run, uninterrupted
+from support.small_runs import final_files, metric_lines, sft_config
 
 WEIGHTS = 24  # of the model
 ASYNC = ["run.async_checkpoints=true", "run.checkpoint_every=1"]
@@ -146,15 +146,15 @@ def test_a_run_killed_while_it_writes_beside_training_equals_one_that_was_not(
     chance = random.Random(1)
     hits = 0
     while hits < 4:
-        process = _start(killed, run_on_a_slow_disk)
+        process = start_run(killed, run_on_a_slow_disk)
         moment = chance.choice(["checkpoint", "anywhere"])
-        if _kill_when(process, killed.run.directory, moment, chance) == "finished":
+        if kill_when(process, killed.run.directory, moment, chance) == "finished":
             break
         hits += 1
         newest = latest_checkpoint(killed.run.directory / "checkpoints")
         assert newest is None or newest.step <= lines(killed)
     assert hits >= 3
-    _uninterrupted(killed)
+    uninterrupted(killed)
     left, right = killed.run.directory, whole.run.directory
     assert metric_lines(left) == metric_lines(right)
     assert final_files(left) == final_files(right)

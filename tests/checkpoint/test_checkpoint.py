@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.verify import latest_checkpoint, verify_checkpoint
 from oxrl.checkpoint.writer import save_best
 from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
 from oxrl.runs.checkpoints import is_checkpoint, is_run, longest_row, remove_leftovers
+from support.whole_checkpoints import save_checkpoint
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import preference_config, rl_config, sft_config
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.verify import verify_checkpoint
@@ -23,6 +22,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
+from support.small_runs import preference_config, rl_config, sft_config
 
 Break = Callable[[LocalTrainer], None]
 

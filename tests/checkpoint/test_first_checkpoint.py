@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import (
+
+from oxrl.commands.replay import compare_samples, compare_update, go_through
+from oxrl.commands.train import run
+from oxrl.config import Config
+from oxrl.errors import CheckpointError, ConfigError, RunDirectoryError
+from oxrl.recipes.session import Session
+from support.small_runs import (
     final_files,
     metric_lines,
     model_that_stops,
@@ -17,12 +23,6 @@ from small_runs import (
     rl_config,
     sft_config,
 )
-
-from oxrl.commands.replay import compare_samples, compare_update, go_through
-from oxrl.commands.train import run
-from oxrl.config import Config
-from oxrl.errors import CheckpointError, ConfigError, RunDirectoryError
-from oxrl.recipes.session import Session
 
 REFERENCE = ["run.first_checkpoint=reference", "run.checkpoint_every=0", "run.steps=2"]
 PPO = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3_plus", "kl_coeff": 0.1}

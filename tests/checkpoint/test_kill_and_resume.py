@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import forked
-from small_runs import (
+from torch import Tensor
+
+from oxrl.config import Config
+from support.killed_runs import (
+    DEADLINE_S,
+    killed_until_done,
+    run_in_child,
+    start_run,
+    uninterrupted,
+)
+from support.small_runs import (
     final_files,
     metric_lines,
     model_that_stops,
@@ -22,88 +28,12 @@ from small_runs import (
     rl_config,
     sft_config,
 )
-from torch import Tensor
-
-from oxrl.config import Config
-
-DEADLINE_S = 120.0
 
 
 @pytest.fixture
 def tmp_path(disk_path: Path) -> Path:
     """On disk: these tests are about what is left there."""
     return disk_path
-
-
-def _run_in_child(cfg: Config) -> None:
-    """Body of the forked process that is going to be killed."""
-    from oxrl.commands.train import run
-
-    os.setpgid(0, 0)
-    run(cfg, resume=True)
-
-
-def _start(
-    cfg: Config, body: Callable[..., None] = _run_in_child, *further: float
-) -> multiprocessing.process.BaseProcess:
-    # The fork server has everything imported, so that a killed run costs a second and not ten.
-    process = forked(body, cfg, *further)
-    process.start()
-    return process
-
-
-def _kill_when(
-    process: multiprocessing.process.BaseProcess, run: Path, moment: str, chance: random.Random
-) -> str:
-    """Wait for `moment` of the run, then SIGKILL it. Says what it hit, or "finished" when the run
-    was faster.
-    """
-    metrics, checkpoints = run / "metrics.jsonl", run / "checkpoints"
-    lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-    wanted = lines + chance.randint(1, 2)
-    deadline = time.monotonic() + DEADLINE_S
-    while process.is_alive():
-        assert time.monotonic() < deadline, f"the run did not reach {moment} in {DEADLINE_S} s"
-        if moment == "checkpoint":
-            if checkpoints.is_dir() and any(
-                name.startswith(".tmp") for name in os.listdir(checkpoints)
-            ):
-                if metrics.exists() and metrics.stat().st_size:
-                    time.sleep(chance.uniform(0, 0.02))
-                    break
-        elif metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted:
-            line = json.loads(metrics.read_bytes().split(b"\n")[wanted - 1])
-            step_s = line["time/step_s"] - line.get("time/setup_s", 0.0)
-            time.sleep(chance.uniform(0, step_s))  # somewhere in the next rollout, reward or update
-            break
-        time.sleep(0.001)
-    if not process.is_alive():
-        return "finished"
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join(DEADLINE_S)
-    return moment
-
-
-def _uninterrupted(cfg: Config) -> None:
-    process = _start(cfg)
-    process.join(DEADLINE_S)
-    assert process.exitcode == 0
-
-
-def _killed_until_done(cfg: Config, *, kills: int, seed: int) -> list[str]:
-    """Kill the run `kills` times at random moments, resuming in between, then let it finish."""
-    chance = random.Random(seed)
-    hits: list[str] = []
-    while len(hits) < kills:
-        moment = chance.choice(["checkpoint", "anywhere", "anywhere"])
-        hit = _kill_when(process := _start(cfg), cfg.run.directory, moment, chance)
-        process.join(DEADLINE_S)
-        if hit == "finished":
-            assert process.exitcode == 0
-            break
-        hits.append(hit)
-    _uninterrupted(cfg)
-    return hits
 
 
 def _assert_same(killed: Path, whole: Path) -> None:
@@ -125,8 +55,8 @@ def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_p
         rl_config(tmp_path, name, run=sections["run"] | {"name": name}, train=sections["train"])
         for name in ("whole", "killed")
     )
-    _uninterrupted(whole)
-    hits = _killed_until_done(killed, kills=10, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
+    uninterrupted(whole)
+    hits = killed_until_done(killed, kills=10, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
     assert len(hits) >= 10, hits
     _assert_same(killed.run.directory, whole.run.directory)
 
@@ -147,7 +77,7 @@ def _read_slowly(cfg: Config, piece: int, seconds: float) -> None:
 
     preference_reference.UNITS_PER_PIECE = piece
     preference_reference.write_piece = write_later
-    _run_in_child(cfg)
+    run_in_child(cfg)
 
 
 @pytest.mark.timeout(600)
@@ -155,12 +85,12 @@ def test_a_reference_goes_on_behind_its_last_whole_piece(tmp_path: Path) -> None
     overrides = ["run.steps=5", "run.checkpoint_every=0", "data.rows_per_step=7"]
     whole = preference_config(tmp_path, "whole", overrides)
     killed = preference_config(tmp_path, "killed", overrides)
-    process = _start(whole, _read_slowly, 7, 0.0)
+    process = start_run(whole, _read_slowly, 7, 0.0)
     process.join(DEADLINE_S)
     pieces = pieces_of(whole.run.directory)
     assert len(pieces) == 5  # 35 of 40 rows: those that are drawn
 
-    process = _start(killed, _read_slowly, 7, 0.3)
+    process = start_run(killed, _read_slowly, 7, 0.3)
     deadline = time.monotonic() + DEADLINE_S
     while len(pieces_of(killed.run.directory)) < 2:
         assert process.is_alive() and time.monotonic() < deadline
@@ -175,7 +105,7 @@ def test_a_reference_goes_on_behind_its_last_whole_piece(tmp_path: Path) -> None
     sound, damaged, *_ = sorted(kept)
     written = (folder / sound).stat().st_mtime_ns
     (folder / damaged).write_bytes(kept[damaged][:-1] + b"?")
-    process = _start(killed, _read_slowly, 7, 0.0)
+    process = start_run(killed, _read_slowly, 7, 0.0)
     process.join(DEADLINE_S)
     assert process.exitcode == 0
     assert pieces_of(killed.run.directory) == pieces
@@ -194,8 +124,8 @@ def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
         )
         for name in ("whole", "killed")
     )
-    _uninterrupted(whole)
-    assert _killed_until_done(killed, kills=2, seed=4)
+    uninterrupted(whole)
+    assert killed_until_done(killed, kills=2, seed=4)
     _assert_same(killed.run.directory, whole.run.directory)
 
 
@@ -215,8 +145,8 @@ def test_a_run_with_a_critic_and_a_reference_resumes_exactly(tmp_path: Path) -> 
         rl_config(tmp_path, name, run={"name": name, "steps": 8}, train=train, reward=reward)
         for name in ("whole", "killed")
     )
-    _uninterrupted(whole)
-    assert _killed_until_done(killed, kills=2, seed=1)
+    uninterrupted(whole)
+    assert killed_until_done(killed, kills=2, seed=1)
     _assert_same(killed.run.directory, whole.run.directory)
     seen = json.loads(final_files(whole.run.directory)["rewards/moments.json"])
     assert seen["count"] == 4 * 4 * 4  # two optimizer steps for each of 4 rollout batches
@@ -228,8 +158,8 @@ def test_a_supervised_run_resumes_exactly(tmp_path: Path) -> None:
         sft_config(tmp_path, name, run={"name": name, "steps": 16, "checkpoint_every": 4})
         for name in ("whole", "killed")
     )
-    _uninterrupted(whole)
-    assert _killed_until_done(killed, kills=2, seed=7)
+    uninterrupted(whole)
+    assert killed_until_done(killed, kills=2, seed=7)
     _assert_same(killed.run.directory, whole.run.directory)
 
 
@@ -265,8 +195,8 @@ def test_a_preference_run_resumes_exactly(tmp_path: Path, algorithm: str) -> Non
         )
         for name in ("whole", "killed")
     )
-    _uninterrupted(whole)
-    assert _killed_until_done(killed, kills=2, seed=3)
+    uninterrupted(whole)
+    assert killed_until_done(killed, kills=2, seed=3)
     _assert_same(killed.run.directory, whole.run.directory)
 
 
@@ -312,8 +242,8 @@ def _episodes_killed(folder: Path, *, kills: int, steps: int) -> None:
             )
         )
     whole, killed = configs
-    _uninterrupted(whole)
-    hits = _killed_until_done(killed, kills=kills, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
+    uninterrupted(whole)
+    hits = killed_until_done(killed, kills=kills, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
     assert len(hits) >= kills, hits
     _assert_same(killed.run.directory, whole.run.directory)
     samples = _lines(whole.run.directory / "samples.jsonl")

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import forked
-from command_line import oxrl as command
-from figures import THREADS
 
 import oxrl
 from oxrl.checkpoint.targets import find_target
@@ -24,6 +21,9 @@ from oxrl.commands.evaluate import run_eval, run_generate
 from oxrl.commands.play import run_play
 from oxrl.runs.checkpoints import locked
 from oxrl.types import Sampling
+from support.command_line import forked
+from support.command_line import oxrl as command
+from support.figures import THREADS
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
 Values = dict[str, dict[str, Any]]

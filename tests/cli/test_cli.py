@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from checks_here import planned
-from command_line import oxrl
-from small_runs import rl_config
 
 from oxrl.tables.policy import ROWS
+from support.checks_here import planned
+from support.command_line import oxrl
+from support.small_runs import rl_config
 
 ROOT = Path(__file__).resolve().parents[2]
 OXRL = Path(sys.executable).with_name("oxrl")

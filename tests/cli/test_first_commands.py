@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from figures import SEED, Learned
 
 from oxrl.data.rows import read_rows
 from oxrl.runs.files import read_records
+from support.figures import SEED, Learned
 
 ROOT = Path(__file__).resolve().parents[2]
 

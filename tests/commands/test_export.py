@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import oxrl
 from safetensors.torch import load_file
-from small_runs import sft_config
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands import export
@@ -20,6 +18,8 @@ from oxrl.commands.export import run_export
 from oxrl.commands.train import run
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.load import load_policy
+from support.command_line import oxrl
+from support.small_runs import sft_config
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.cli import app
 from oxrl.commands.play import option_overrides, run_play, transcript
 from oxrl.commands.train import run
 from oxrl.errors import ConfigError, DataError, EnvironmentDefinitionError, OxrlError
 from oxrl.types import Sampling
+from support.small_runs import rl_config
 
 TALK = """
 import random

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import preference_config, rl_config, sft_config
 from typer.testing import CliRunner
 
 from oxrl import train
@@ -19,6 +18,7 @@ from oxrl.commands.replay import compare_samples, compare_update, go_through, re
 from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.recorder import load_tensors, save_tensors
+from support.small_runs import preference_config, rl_config, sft_config
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import rl_config
 from typer.testing import CliRunner
 
 from oxrl.cli import app
@@ -18,6 +17,7 @@ from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.rollouts.stored import recorded_completion, stored_groups
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
+from support.small_runs import rl_config
 
 REWARDS = """
 from oxrl.types import Score

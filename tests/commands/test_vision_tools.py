@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import needs_browser, opened, pieces
-from small_runs import final_files, metric_lines
-from test_kill_and_resume import _killed_until_done, _uninterrupted
-from test_vision import config, rl, write_rows
 from typer.testing import CliRunner
 
 import oxrl
@@ -29,6 +25,10 @@ from oxrl.config.schema import Config
 from oxrl.errors import ConfigError, DataError
 from oxrl.report.page import write_report
 from oxrl.types import Sampling
+from support.browser import needs_browser, opened, pieces
+from support.killed_runs import killed_until_done, uninterrupted
+from support.small_runs import final_files, metric_lines
+from support.vision_runs import config, rl, write_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = "builtin:tiny-vl"
@@ -117,8 +117,8 @@ def test_a_run_with_images_that_was_killed_equals_the_one_that_was_not(
 ) -> None:
     whole = kill_config(folder, recipe, f"{recipe}_whole")
     killed = kill_config(folder, recipe, f"{recipe}_killed")
-    _uninterrupted(whole)
-    hits = _killed_until_done(killed, kills=2, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
+    uninterrupted(whole)
+    hits = killed_until_done(killed, kills=2, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
     assert len(hits) == 2, hits
     ours, theirs = killed.run.directory, whole.run.directory
     assert metric_lines(ours) == metric_lines(theirs)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from known_weights import model_that_adds
-from samplers import make_requests
-from small_runs import rl_config, sft_config, write_inputs
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from oxrl.assembly.assembly import stop_tokens
@@ -27,6 +24,9 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.plan.preflight import Prepared, examine
+from support.known_weights import model_that_adds
+from support.samplers import make_requests
+from support.small_runs import rl_config, sft_config, write_inputs
 
 # Of the built-in tokenizer: <|pad|>, <|end|>, <|user|>.
 PAD, END, USER = 0, 1, 2

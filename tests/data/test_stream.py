@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import final_files, metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
@@ -19,6 +18,13 @@ from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError
 from oxrl.models.load import load_tokenizer
+from support.small_runs import (
+    final_files,
+    metric_lines,
+    preference_config,
+    sft_config,
+    steps_config,
+)
 
 
 def write(path: Path, rows: list[dict[str, Any]], *, start: bytes = b"") -> Path:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_processes import run_ranks
-from test_action_runs import CHOICES, imitation, make_data
-from test_ranks import assert_same_lines, run_where_only_rank_0_may_write
 
 from oxrl.commands.train import run
 from oxrl.data.action_heads import read_head
+from support.action_runs import CHOICES, imitation, make_data
+from support.rank_processes import run_ranks
+from support.rank_runs import assert_same_lines, run_where_only_rank_0_may_write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BACKENDS: list[Any] = [

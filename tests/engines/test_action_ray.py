@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import metric_lines
-from test_action_runs import make_data, reinforcement
-from test_ray_recipe import samples
-from vision_families import write_family
 
 from oxrl.commands.train import run
 from oxrl.data.action_heads import read_head
+from support.action_runs import make_data, reinforcement
+from support.rank_runs import samples
+from support.small_runs import metric_lines
+from support.vision_families import write_family
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from samplers import make_requests
-from test_weight_sync import ATTACKS, Attack
 from torch import Tensor
 
 from oxrl.engines.delivery import sync as sync_module
@@ -27,6 +25,9 @@ from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter, merged_weights
 from oxrl.types import TokenBatch
+from support.adapter_runs import learn
+from support.samplers import make_requests
+from support.weight_attacks import ATTACKS, Attack
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
 TOKENIZER = load_tokenizer("builtin:tiny")
@@ -75,15 +76,6 @@ def policy_of(
     policy = LocalTrainer(adapted(1, dtype, options), TrainerOptions(lr=1e-3))
     learn(policy, 2)
     return policy
-
-
-def learn(policy: LocalTrainer, seed: int, size: float = 0.05) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, master in policy._masters.items():
-            if "lora_B" in name or "magnitude" in name:
-                master.add_(torch.randn(master.shape, generator=generator) * size)
-                policy._parameters[name].copy_(master)
 
 
 def sync_of(

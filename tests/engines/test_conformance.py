@@ -17,10 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-import conformance
 import pytest
 import torch
-from rank_processes import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -33,11 +31,10 @@ from oxrl.tables.engines import (
     SamplingEngineName,
     TrainingEngineName,
 )
+from support import conformance
+from support.conformance import needs_deepspeed
+from support.rank_processes import run_ranks
 
-needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed here; `make test-scale` runs this",
-)
 Measured = tuple[dict[str, Tensor], dict[str, Any]]
 Launch = Callable[[str, int], Path]
 CORE = [

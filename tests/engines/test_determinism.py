@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import oxrl
 
 from oxrl.engines.determinism import cumulative_sum
 from oxrl.engines.sample import vllm
+from support.command_line import oxrl
 
 TELLS = """
 import json, os, torch

@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import WARM, forked
-from samplers import TOKENIZER, lively, make_requests
 from transformers import PreTrainedModel
 
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
@@ -39,6 +37,8 @@ from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
 from oxrl.tables.watch import Deadlines
 from oxrl.usercode import worker as worker_module
+from support.command_line import WARM, forked
+from support.samplers import TOKENIZER, lively, make_requests
 
 pytestmark = pytest.mark.timeout(300)
 

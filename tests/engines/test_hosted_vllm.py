@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from samplers import TOKENIZER, lively, make_requests
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
@@ -28,6 +27,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion
+from support.samplers import TOKENIZER, lively, make_requests
 
 pytestmark = [
     pytest.mark.skipif(

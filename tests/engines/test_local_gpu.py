@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import token_batch
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample.local import LocalSampler
@@ -14,6 +13,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
+from support.tiny import token_batch
 
 pytestmark = pytest.mark.gpu
 WANT = frozenset({"logprobs", "entropy"})

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -21,6 +20,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.types import Completion, Request, TokenBatch
+from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 
 
 @pytest.fixture(scope="module")

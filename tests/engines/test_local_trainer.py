@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -32,6 +31,7 @@ from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel
 from oxrl.types import LossFn, Output, SupervisedBatch, Want
+from support.tiny import AttentionModel, batches, token_batch
 
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
 

@@ -10,12 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import conformance
 import numpy as np
 import pytest
 import torch
-from figures import SEED, Learned
-from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -31,6 +28,9 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
 from oxrl.runs.ranks import ALONE
 from oxrl.tables.watch import Deadlines
+from support import conformance
+from support.figures import SEED, Learned
+from support.rank_processes import run_ranks
 
 needs_bitsandbytes = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: the extra 8bit"

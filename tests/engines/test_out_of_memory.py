@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import batches
 from torch import Tensor, nn
 
 from oxrl.engines.train.local import LocalTrainer
@@ -17,6 +16,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.types import Output, SupervisedBatch
+from support.tiny import batches
 
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 2), (1, 3), (2, 7), (6, 2)]
 LOGPROBS = frozenset({"logprobs"})

@@ -6,16 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import conformance
-import later_ranks
 import pytest
 import torch
-from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
-from test_conformance import needs_deepspeed
-from tiny import batches
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.format import read_parts
 from oxrl.checkpoint.model_files import save_model
@@ -23,6 +17,11 @@ from oxrl.checkpoint.verify import part_problems, verify_checkpoint
 from oxrl.models.load import load_policy
 from oxrl.models.stored import GivenTensor, stored_in
 from oxrl.runs.ranks import ALONE
+from support import conformance, later_ranks
+from support.conformance import needs_deepspeed
+from support.rank_processes import run_ranks
+from support.tiny import batches
+from support.whole_checkpoints import save_checkpoint
 
 KINDS = [("policy", "bfloat16"), ("critic", "float32"), ("adapter", "float32"), ("dora", "float32")]
 ENGINES = [("fsdp", 2), pytest.param("zero3", 2, marks=needs_deepspeed)]

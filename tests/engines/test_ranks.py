@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from rank_processes import exit_codes, run_ranks, start_ranks
 from safetensors.torch import load_file
-from small_runs import metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.checkpoint.verify import latest_checkpoint
@@ -31,6 +29,9 @@ from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.tables.watch import Deadlines
+from support.rank_processes import exit_codes, run_ranks, start_ranks
+from support.rank_runs import assert_same_lines, run_where_only_rank_0_may_write
+from support.small_runs import metric_lines, preference_config, sft_config, steps_config
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
 needs_deepspeed = pytest.mark.skipif(
@@ -62,50 +63,6 @@ def configure(
         algorithm, preference_config
     )
     return build(folder, name, data=data, run=run, train=train, **sections)
-
-
-def run_where_only_rank_0_may_write(cfg: Config, resume: bool = False) -> None:
-    """On one rank: the whole run. On every rank but the first, touching the run directory is an
-    error, but for its share of tensors in files that are there.
-    """
-    home = str(cfg.run.directory)
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        changes = event in (
-            "os.mkdir",
-            "os.rename",
-            "os.remove",
-            "os.rmdir",
-            "shutil.rmtree",
-            "os.truncate",
-        )
-        writes = (
-            event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-        )
-        tensors = str(arguments[0]).endswith(".safetensors")
-        share = event == "open" and tensors and arguments[1] == "r+"
-        if (changes or writes) and not share and str(arguments[0]).startswith(home):
-            raise AssertionError(f"rank {os.environ['RANK']}: {event} {arguments[0]}")
-
-    if os.environ["RANK"] != "0":
-        sys.addaudithook(watch)
-    run(cfg, resume=resume)
-
-
-def assert_same_lines(found: Path, expected: Path) -> None:
-    left, right = metric_lines(found), metric_lines(expected)
-    assert [line["step"] for line in left] == [line["step"] for line in right]
-    for ours, theirs in zip(left, right, strict=True):
-        # Counts are equal: the rows of a step do not depend on who reads them.
-        assert {k: v for k, v in ours.items() if k.startswith("data/")} == {
-            k: v for k, v in theirs.items() if k.startswith("data/")
-        }
-        # Before anything is trained all margins are zero, and the sign of zero is rounding;
-        # afterwards that of one row in eight or more may still be.
-        for key in [key for key in ours if key.endswith("/accuracy")]:
-            accuracies = ours.pop(key), theirs.pop(key)
-            assert ours["step"] == 1 or abs(accuracies[0] - accuracies[1]) <= 1 / 8
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -20,7 +20,6 @@ from typing import NoReturn, cast
 
 import pytest
 import yaml
-from small_runs import rl_config
 
 from oxrl.assembly import ray_engines
 from oxrl.assembly.assemble import build_engines
@@ -29,6 +28,7 @@ from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.engines.ray.head import CONNECT_S
 from oxrl.errors import ConfigError
+from support.small_runs import rl_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLUSTER_FILES = ROOT / "experiments" / "cluster"
@@ -69,7 +69,7 @@ def test_an_actor_leaves_when_its_raylet_is_gone() -> None:
 # In a process of its own: it joins the nodes by their address, as `run.ray_address` does.
 JOINS = """
     import json
-    from test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
+    from tests.engines.test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
     from ray.cluster_utils import Cluster as Nodes
     import ray
     from oxrl.engines.sample.sampler import generate
@@ -155,7 +155,6 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 def program(text: str, folder: Path, *arguments: str) -> dict[str, object]:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
-    paths = [str(ROOT), str(ROOT / "tests" / "engines")]
     # A folder that is short, for Ray's sockets, where nobody else looks for a cluster to join.
     with tempfile.TemporaryDirectory(prefix="ray_", ignore_cleanup_errors=True) as of_ray:
         own = {"RAY_ADDRESS": "127.0.0.1:1", "RAY_TMPDIR": of_ray}
@@ -165,7 +164,7 @@ def program(text: str, folder: Path, *arguments: str) -> dict[str, object]:
             text=True,
             timeout=280,
             check=False,
-            env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **own, "PYTHONPATH": str(ROOT)},
         )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])

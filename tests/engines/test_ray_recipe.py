@@ -5,7 +5,6 @@ process, whoever dies.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 import time
@@ -16,9 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from figures import SEED, Learned
 from safetensors.torch import load_file
-from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.assembly.assemble import assemble
 from oxrl.assembly.assembly import Assembly
@@ -30,6 +27,9 @@ from oxrl.recipes.session import Session
 from oxrl.rollouts.async_rollouts import AheadRollouts
 from oxrl.runs.clock import Clock
 from oxrl.types import PolicyBatch, TokenBatch
+from support.figures import SEED, Learned
+from support.rank_runs import samples
+from support.small_runs import final_files, metric_lines, rl_config
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
@@ -82,11 +82,6 @@ def config(
         "inference_engine": {"actors": actors},
     }
     return rl_config(folder, name, **content, **sections)
-
-
-def samples(folder: Path, step: int) -> list[tuple[str, float]]:
-    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    return [(line["response"], line["reward"]) for line in lines if line["step"] == step]
 
 
 def recorded(path: Path) -> PolicyBatch:
@@ -278,7 +273,7 @@ def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
 def test_samples_that_actors_draw_ahead_end_under_the_adapter_that_they_began_with(
     tmp_path: Path, delivery: str, learned: Learned
 ) -> None:
-    from test_lora import AHEAD, KEPT, assert_sampled_by_their_versions
+    from support.adapter_runs import AHEAD, KEPT, assert_sampled_by_their_versions
 
     base = tmp_path / "base"
     save_model(load_policy("builtin:tiny", LoadOptions(seed=7 + SEED)), base)

@@ -14,7 +14,6 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: make env-scale")
 
 import torch  # noqa: E402
-from small_runs import metric_lines, rl_config  # noqa: E402
 
 from oxrl.commands.train import run  # noqa: E402
 from oxrl.engines.ray.cluster import Cluster  # noqa: E402
@@ -30,6 +29,7 @@ from oxrl.types import (  # noqa: E402
     Group,
     Prompt,
 )
+from support.small_runs import metric_lines, rl_config  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
 MESSAGES = ({"role": "user", "content": "1+1"},)

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from test_weight_sync import ATTACKS
-from thread_cluster import HOST, Ray, ThreadCluster
 from torch import Tensor
 
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
@@ -43,6 +41,8 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import Whole, buckets
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Prompt, Request, Sampling
+from support.thread_cluster import HOST, Ray, ThreadCluster
+from support.weight_attacks import ATTACKS
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: `make test-scale` runs this"

@@ -14,7 +14,6 @@ from weakref import ref
 
 import pytest
 import torch
-from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
 from oxrl.checkpoint.model_files import save_model
@@ -27,6 +26,7 @@ from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
+from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 
 pytestmark = [
     # vLLM's own imports use what their authors have deprecated since; Ray's sockets are closed when

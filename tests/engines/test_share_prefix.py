@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import tiny
-from rank_processes import run_ranks
-from small_runs import metric_lines, rl_config
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
@@ -30,6 +27,9 @@ from oxrl.models.shared_prefix import SharedPrefixNetwork, groups_of, laid_out
 from oxrl.models.trials import check_sharing
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, TokenBatch
+from support.architectures import tiny
+from support.rank_processes import run_ranks
+from support.small_runs import metric_lines, rl_config
 
 
 def rows_of(

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_processes import run_ranks
 from safetensors.torch import load_file
-from test_ranks import assert_same_lines, run_where_only_rank_0_may_write
-from test_vision import config, write_rows
 from torch import Tensor
-from vision_families import FAMILIES, write_family
-from vision_ranks import measure, measure_all
 
 from oxrl.commands.train import run
 from oxrl.runs.ranks import ALONE
+from support.rank_processes import run_ranks
+from support.rank_runs import assert_same_lines, run_where_only_rank_0_may_write
+from support.vision_families import FAMILIES, write_family
+from support.vision_ranks import measure, measure_all
+from support.vision_runs import config, write_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_deepspeed = pytest.mark.skipif(

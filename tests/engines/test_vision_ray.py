@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import metric_lines
-from test_ray_recipe import samples
-from test_vision import rl, write_rows
-from vision_families import write_family
 
 from oxrl.commands.train import run
 from oxrl.engines.ray import rollouts as ray_rollouts
+from support.rank_runs import samples
+from support.small_runs import metric_lines
+from support.vision_families import write_family
+from support.vision_runs import rl, write_rows
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"

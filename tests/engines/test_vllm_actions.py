@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_vllm_vision import asked, config, parts_of, rollouts, write_family, write_rows
 
 from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.sample.sampler import generate
@@ -19,6 +18,8 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy
 from oxrl.models.token_mask import sample_only
 from oxrl.models.weights import buckets
+from support.vision_families import write_family
+from support.vision_runs import asked, config, parts_of, rollouts, write_rows
 
 pytestmark = [
     pytest.mark.skipif(

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
-from test_weight_sync import ATTACKS
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.checkpoint.model_files import save_model
@@ -28,6 +26,8 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import buckets
 from oxrl.types import Completion, Request
+from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
+from support.weight_attacks import ATTACKS
 
 pytestmark = [
     pytest.mark.skipif(

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Command, forked
-from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.commands.evaluate import run_eval, run_generate
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
+from support.command_line import Command, forked
+from support.small_runs import final_files, metric_lines, rl_config, sft_config
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: `make env-scale`"),

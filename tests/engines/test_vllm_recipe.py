@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from small_runs import final_files, metric_lines, model_that_stops, rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import EngineError
+from support.command_line import Command
+from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None or find_spec("ray") is None,

@@ -7,23 +7,14 @@ Idefics3 is the family whose files vLLM imports without torchvision.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "models"))
-
-from test_vision import config, write_rows
-from vision_families import write_family
-
-from oxrl.assembly.assembly import Assembly
 from oxrl.config.schema import Config
 from oxrl.data.batching import to_rollout_batch
-from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery.proof import Compared
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.sampler import generate
@@ -33,8 +24,8 @@ from oxrl.errors import WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
 from oxrl.models.weights import buckets
-from oxrl.rollouts.sync import make_requests
-from oxrl.types import Rollout, Sampling, Score
+from support.vision_families import write_family
+from support.vision_runs import asked, config, parts_of, rollouts, write_rows
 
 pytestmark = [
     pytest.mark.skipif(
@@ -60,14 +51,6 @@ FAMILIES = [
 WANT = frozenset({"logprobs"})
 
 
-# Whoever reads rows of a configuration and shows their images does it with one assembly.
-ASSEMBLIES: dict[int, Assembly] = {}
-
-
-def parts_of(cfg: Config) -> Assembly:
-    return ASSEMBLIES.setdefault(id(cfg), Assembly(cfg))
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def cfg(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("vision")
@@ -85,29 +68,6 @@ def engine(cfg: Config) -> Generator[Any]:
     started = VllmEngine(cfg.model.name, options, images=parts_of(cfg).images)
     yield started
     started.close()
-
-
-def asked(cfg: Config, samples: int = 2, **sampling: Any) -> Any:
-    path = str(Path(cfg.data.train_files[0]).with_name("prompts.jsonl"))
-    tokenizer = load_tokenizer(cfg.model.name)
-    prompts = PromptDataset.load(path, tokenizer, parts_of(cfg).row_options(held_out=False))
-    chosen = Sampling(**({"max_tokens": 8, "stop_token_ids": (1,)} | sampling))
-    draws = list(enumerate(prompts.in_order()))
-    return make_requests(draws, samples=samples, sampling=chosen, run_seed=0)
-
-
-def rollouts(requests: Any, done: Any) -> list[Rollout]:
-    return [
-        Rollout(
-            prompt=request.prompt,
-            completion=completion,
-            score=Score(value=0.0),
-            group_id=request.draw,
-            sample=request.sample,
-            seed=0,
-        )
-        for request, completion in zip(requests, done, strict=True)
-    ]
 
 
 def apart(cfg: Config, model: Any, requests: Any, done: Any, temperature: float = 1.0) -> float:

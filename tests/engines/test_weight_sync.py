@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from samplers import lively
 from transformers import PreTrainedModel
 
 from oxrl.engines.delivery import SharedWeights
@@ -26,73 +22,25 @@ from oxrl.engines.delivery.proof import (
     model_logprobs,
     perturb,
 )
-from oxrl.engines.delivery.sync import PERTURBED, SyncOptions, WeightSync
+from oxrl.engines.delivery.sync import PERTURBED, WeightSync
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train import Bucket, Part
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import WeightSyncError
-from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import sample_only
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
-
-TOKENIZER = load_tokenizer("builtin:tiny")
-Attack = Callable[[Bucket], Bucket]
-SAME_SHAPE = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight")
-
-
-@cache
-def _made(seed: int, dtype: torch.dtype) -> PreTrainedModel:
-    return load_policy("builtin:tiny", LoadOptions(seed=seed, dtype=dtype))
-
-
-def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return deepcopy(_made(seed, dtype))
-
-
-class Remote(LocalSampler):
-    """A sampler with weights of its own, and a line on which `attack` sits, at first for `attacks`
-    deliveries.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, attack: Attack = lambda bucket: bucket, attacks: int = 10**9
-    ) -> None:
-        super().__init__(model, TOKENIZER, max_rows=4)
-        self.attack, self.attacks = attack, attacks
-        self.versions: list[int] = []
-
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        self.versions.append(version)
-        self.attacks -= 1
-        attack: Attack = self.attack if self.attacks >= 0 else lambda bucket: bucket
-        return super().update_weights((attack(bucket) for bucket in buckets), version)
-
-
-def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> WeightSync:
-    """`new_model` is one of the options too."""
-    new_model = options.pop("new_model", lambda: _model(9))
-    defaults: dict[str, Any] = {
-        "dtype": torch.float32,
-        "vocabulary": 261,
-        "temperature": 1.0,
-        "probe_tokens": 128,
-    }
-    return WeightSync(
-        policy or LocalTrainer(_model(0), TrainerOptions(lr=1e-3)),
-        sampler,
-        SyncOptions(**defaults | options),
-        new_model,
-    )
-
-
-def _small_step(policy: LocalTrainer) -> None:
-    """Weights as after an optimizer step at a learning rate of 1e-6: too little for any probe to
-    see.
-    """
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(1e-6)
+from support.samplers import lively
+from support.weight_attacks import (
+    ATTACKS,
+    TOKENIZER,
+    Attack,
+    Remote,
+    corrupt,
+    small_step,
+    synced,
+    tiny_model,
+)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
@@ -100,10 +48,14 @@ def _small_step(policy: LocalTrainer) -> None:
 def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
     dtype: torch.dtype, limit: float, temperature: float
 ) -> None:
-    policy = LocalTrainer(_model(0, dtype), TrainerOptions(lr=1e-3, temperature=temperature))
-    sampler = Remote(_model(5, dtype))
-    sync = _sync(
-        sampler, policy, dtype=dtype, temperature=temperature, new_model=lambda: _model(9, dtype)
+    policy = LocalTrainer(tiny_model(0, dtype), TrainerOptions(lr=1e-3, temperature=temperature))
+    sampler = Remote(tiny_model(5, dtype))
+    sync = synced(
+        sampler,
+        policy,
+        dtype=dtype,
+        temperature=temperature,
+        new_model=lambda: tiny_model(9, dtype),
     )
     sync.deliver(0)
     assert sampler.version == 0
@@ -120,7 +72,7 @@ def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
 
 def _acting(seed: int) -> PreTrainedModel:
     """A model of which eight tokens alone may be sampled."""
-    model = _model(seed)
+    model = tiny_model(seed)
     sample_only(model, range(250, 258))
     return model
 
@@ -130,7 +82,7 @@ def test_of_policies_that_act_a_delivery_compares_the_tokens_of_actions_alone() 
     compared = Compared(only=frozenset(range(250, 258)))
     policy = LocalTrainer(_acting(0), TrainerOptions(lr=1e-3))
     sampler = Remote(_acting(5))
-    sync = _sync(sampler, policy, compared=compared, probe_tokens=64, new_model=lambda: _acting(9))
+    sync = synced(sampler, policy, compared=compared, probe_tokens=64, new_model=lambda: _acting(9))
     sync.deliver(0)
     assert {token for row in sync.rows for token in row} <= compared.only
     [sample] = _rollouts(1)
@@ -142,9 +94,9 @@ def test_of_policies_that_act_a_delivery_compares_the_tokens_of_actions_alone() 
     metrics = sync.metrics()
     assert metrics["sync/probe_max"] < 1e-5 and metrics["sync/retries"] == 0
     # Who samples all tokens holds the same weights, and is found out by what it says of them.
-    other = Remote(_model(5))
+    other = Remote(tiny_model(5))
     with pytest.raises(WeightSyncError, match="probe"):
-        _sync(other, policy, compared=compared, new_model=lambda: _acting(9)).deliver(0)
+        synced(other, policy, compared=compared, new_model=lambda: _acting(9)).deliver(0)
 
 
 @pytest.mark.parametrize("tokens", [64, 512])
@@ -156,16 +108,16 @@ def test_the_fixed_probe_scores_as_many_tokens_as_asked_inside_the_vocabulary(to
 
 
 def test_a_perturbed_copy_is_loaded_first_and_every_few_syncs_and_never_left_in_place() -> None:
-    sampler = Remote(_model(5))
-    sync = _sync(sampler, probe_every=2)
+    sampler = Remote(tiny_model(5))
+    sync = synced(sampler, probe_every=2)
     for version in range(5):
         sync.deliver(version)
     assert sampler.versions == [PERTURBED, 0, 1, PERTURBED, 2, 3, PERTURBED, 4]
 
 
 def test_without_probe_every_only_the_first_sync_loads_a_perturbed_copy() -> None:
-    sampler = Remote(_model(5))
-    sync = _sync(sampler, probe_every=0)
+    sampler = Remote(tiny_model(5))
+    sync = synced(sampler, probe_every=0)
     for version in range(3):
         sync.deliver(version)
     assert sampler.versions == [PERTURBED, 0, 1, 2]
@@ -174,7 +126,7 @@ def test_without_probe_every_only_the_first_sync_loads_a_perturbed_copy() -> Non
 def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_the_tolerance() -> (
     None
 ):
-    model, other = _model(0), _model(0)
+    model, other = tiny_model(0), tiny_model(0)
     with torch.no_grad():
         for parameter in other.parameters():
             before = parameter.clone()
@@ -186,41 +138,11 @@ def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_
 
 
 def test_scores_are_the_local_samplers() -> None:
-    model, rows = _model(0), [[5, 6], *fixed_rows(261, 512), [7, 8, 9]]
+    model, rows = tiny_model(0), [[5, 6], *fixed_rows(261, 512), [7, 8, 9]]
     theirs = LocalSampler(model, TOKENIZER).logprobs(rows, 0.7)
     ours = model_logprobs(model, Probe(rows, 0.7, []), None)
     assert [len(row) for row in ours] == [len(row) for row in rows]
     assert distance(ours, theirs).largest < 1e-5
-
-
-def _drop(bucket: Bucket) -> Bucket:
-    return bucket[:3] + bucket[4:]
-
-
-def _corrupt(bucket: Bucket) -> Bucket:
-    name, tensor = bucket[3]
-    changed = tensor.clone()
-    changed.view(-1)[5] = torch.nextafter(changed.view(-1)[5], torch.tensor(9.0))
-    return [*bucket[:3], (name, changed), *bucket[4:]]
-
-
-def _miscast(bucket: Bucket) -> Bucket:
-    name, tensor = bucket[3]
-    return [*bucket[:3], (name, tensor.bfloat16().float()), *bucket[4:]]
-
-
-def _swap(bucket: Bucket) -> Bucket:
-    held = dict(bucket)
-    first, second = SAME_SHAPE
-    return list((held | {first: held[second], second: held[first]}).items())
-
-
-ATTACKS: Sequence[tuple[Attack, str]] = [
-    (_drop, "model.layers.0.self_attn.v_proj.weight"),
-    (_corrupt, "model.layers.0.self_attn.v_proj.weight arrived changed"),
-    (_miscast, "model.layers.0.self_attn.v_proj.weight arrived changed"),
-    (_swap, f"{SAME_SHAPE[0]} arrived with the payload of {SAME_SHAPE[1]}"),
-]
 
 
 @pytest.mark.parametrize(
@@ -231,22 +153,22 @@ def test_a_tampered_payload_is_refused_twice_and_named(
     attack: Attack, says: str, from_start: bool
 ) -> None:
     policy, sampler = (
-        LocalTrainer(_model(0), TrainerOptions(lr=1e-3)),
-        Remote(_model(5), attack if from_start else lambda b: b),
+        LocalTrainer(tiny_model(0), TrainerOptions(lr=1e-3)),
+        Remote(tiny_model(5), attack if from_start else lambda b: b),
     )
-    sync = _sync(sampler, policy)
+    sync = synced(sampler, policy)
     if not from_start:
         sync.deliver(0)
         sampler.attack = attack
-        _small_step(policy)
+        small_step(policy)
     with pytest.raises(WeightSyncError, match="after two attempts") as caught:
         sync.deliver(1)
     assert str(caught.value).count(says) == 2
 
 
 def test_a_fault_that_goes_away_costs_one_counted_retry() -> None:
-    sampler = Remote(_model(5), _corrupt, attacks=1)
-    sync = _sync(sampler)
+    sampler = Remote(tiny_model(5), corrupt, attacks=1)
+    sync = synced(sampler)
     sync.deliver(0)
     assert sync.metrics()["sync/retries"] == 1
     assert sampler.version == 0
@@ -258,21 +180,21 @@ def test_a_sampler_that_keeps_serving_its_old_version_is_refused() -> None:
         def version(self) -> int:
             return self.versions[0] if len(self.versions) < 4 else self.versions[-2]
 
-    sync = _sync(Late(_model(5)))
+    sync = synced(Late(tiny_model(5)))
     with pytest.raises(WeightSyncError, match="acknowledges weight version -1, not 0"):
         sync.deliver(0)
 
 
 def test_a_stale_output_head_is_caught_at_the_first_sync_though_every_fingerprint_fits() -> None:
     # The policy's own weights: without the perturbed copy the head would look current.
-    sampler = Remote(_model(0))
+    sampler = Remote(tiny_model(0))
     network = sampler.network
     head = network.head._replace(weight=network.head.weight.detach().clone())
     sampler.network = SimpleNamespace(backbone=network.backbone, decoder=network.decoder, head=head)  # pyright: ignore
     with pytest.raises(
         WeightSyncError, match=r"weight version -1 but does not use it: the mean difference"
     ):
-        _sync(sampler).deliver(0)
+        synced(sampler).deliver(0)
 
 
 def test_weights_that_the_sampler_acknowledges_and_does_not_load_are_named() -> None:
@@ -286,16 +208,16 @@ def test_weights_that_the_sampler_acknowledges_and_does_not_load_are_named() -> 
             return received
 
     with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):
-        _sync(Idle(_model(5))).deliver(0)
+        synced(Idle(tiny_model(5))).deliver(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_that_changes_after_it_was_proved_is_found_before_the_next_delivery(
     dtype: torch.dtype,
 ) -> None:
-    policy = LocalTrainer(_model(0, dtype), TrainerOptions(lr=1e-3))
-    sampler = Remote(_model(5, dtype))
-    sync = _sync(sampler, policy, dtype=dtype, new_model=lambda: _model(9, dtype))
+    policy = LocalTrainer(tiny_model(0, dtype), TrainerOptions(lr=1e-3))
+    sampler = Remote(tiny_model(5, dtype))
+    sync = synced(sampler, policy, dtype=dtype, new_model=lambda: tiny_model(9, dtype))
     sync.deliver(0)
     sync.deliver(1)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -328,11 +250,11 @@ class Liar(LocalTrainer):
 def test_a_trainer_whose_weights_lie_is_seen_though_they_arrive_as_sent(
     attack: Attack, says: tuple[str, str, str], from_start: bool
 ) -> None:
-    policy = Liar(_model(0), TrainerOptions(lr=1e-3))
-    sync = _sync(Remote(_model(5)), policy)
+    policy = Liar(tiny_model(0), TrainerOptions(lr=1e-3))
+    sync = synced(Remote(tiny_model(5)), policy)
     if not from_start:
         sync.deliver(0)
-        _small_step(policy)
+        small_step(policy)
     policy.lie = attack
     with pytest.raises(WeightSyncError, match="after two attempts") as caught:
         sync.deliver(1)
@@ -342,12 +264,12 @@ def test_a_trainer_whose_weights_lie_is_seen_though_they_arrive_as_sent(
 
 
 def test_a_low_precision_weight_that_no_longer_follows_its_master_is_a_lie() -> None:
-    policy = LocalTrainer(_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
-    sync = _sync(
-        Remote(_model(5, torch.bfloat16)),
+    policy = LocalTrainer(tiny_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
+    sync = synced(
+        Remote(tiny_model(5, torch.bfloat16)),
         policy,
         dtype=torch.bfloat16,
-        new_model=lambda: _model(9, torch.bfloat16),
+        new_model=lambda: tiny_model(9, torch.bfloat16),
     )
     sync.deliver(0)
     with torch.no_grad():
@@ -373,7 +295,7 @@ def test_right_weights_that_are_used_otherwise_are_caught_by_limits_measured_wit
 ) -> None:
     policy = LocalTrainer(lively("builtin:tiny", 0, dtype), TrainerOptions(lr=1e-3))
     sampler = Sharper(lively("builtin:tiny", 5, dtype))
-    sync = _sync(
+    sync = synced(
         sampler,
         policy,
         dtype=dtype,
@@ -388,27 +310,27 @@ def test_right_weights_that_are_used_otherwise_are_caught_by_limits_measured_wit
 
 
 def test_what_is_allowed_is_a_multiple_of_measured_rounding_and_can_be_set() -> None:
-    policy = LocalTrainer(_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
+    policy = LocalTrainer(tiny_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
     shares: list[float] = []
     for limit in (4.0, 40.0):
         # Something to measure: the trainer does not round its logits, and this sampler is off.
-        sampler = Sharper(_model(5, torch.bfloat16))
+        sampler = Sharper(tiny_model(5, torch.bfloat16))
         sampler.temperature = 1.001
-        sync = _sync(
+        sync = synced(
             sampler,
             policy,
             dtype=torch.bfloat16,
-            new_model=lambda: _model(9, torch.bfloat16),
+            new_model=lambda: tiny_model(9, torch.bfloat16),
             probe_limit=limit,
         )
         sync.deliver(0)
         shares.append(sync.metrics()["sync/probe_limit_share"])
     assert shares[0] == pytest.approx(10 * shares[1])
-    strict = _sync(
+    strict = synced(
         sampler,
         policy,
         dtype=torch.bfloat16,
-        new_model=lambda: _model(9, torch.bfloat16),
+        new_model=lambda: tiny_model(9, torch.bfloat16),
         probe_limit=0.01,
     )
     with pytest.raises(WeightSyncError, match=r"inference_engine\.probe_limit is how much"):
@@ -440,7 +362,7 @@ def test_the_probe_is_made_of_the_newest_samples_once_there_are_some(
 ) -> None:
     monkeypatch.setattr(sync_module, "REFRESH", 5)
     rollouts = _rollouts(4)
-    sync = _sync(Remote(_model(5)), probe_tokens=200, probe_every=0)
+    sync = synced(Remote(tiny_model(5)), probe_tokens=200, probe_every=0)
     sync.deliver(0)
     assert sync.rows == fixed_rows(261, 200)
     sync.remember(rollouts)
@@ -462,7 +384,7 @@ def test_a_resumed_delivery_is_proved_by_the_probe_and_limits_of_the_one_before(
     policy = LocalTrainer(lively("builtin:tiny", 0), TrainerOptions(lr=1e-3))
 
     def new_sync() -> WeightSync:
-        return _sync(
+        return synced(
             Remote(lively("builtin:tiny", 5)), policy, new_model=lambda: lively("builtin:tiny", 9)
         )
 
@@ -490,7 +412,7 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
         """Delivers to all its members; one of them does not load what it is sent."""
 
         def __init__(self, members: Mapping[str, Remote]) -> None:
-            super().__init__(_model(5))
+            super().__init__(tiny_model(5))
             self.members = members
 
         def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
@@ -505,13 +427,13 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
         ) -> list[list[float]]:
             return [[-1.0] * len(row) for row in rows]
 
-    _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Remote(_model(6))})).deliver(0)
+    synced(Group({"actor 0": Remote(tiny_model(5)), "actor 1": Remote(tiny_model(6))})).deliver(0)
     with pytest.raises(WeightSyncError, match="actor 1 holds weight version -1"):
-        _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Deaf(_model(6))})).deliver(0)
+        synced(Group({"actor 0": Remote(tiny_model(5)), "actor 1": Deaf(tiny_model(6))})).deliver(0)
 
 
 def test_a_sampler_on_the_policys_own_memory_is_sent_nothing_and_asked_nothing() -> None:
-    policy = LocalTrainer(_model(0), TrainerOptions(lr=1e-3))
+    policy = LocalTrainer(tiny_model(0), TrainerOptions(lr=1e-3))
     sampler = LocalSampler(policy.model, TOKENIZER)  # pyright: ignore
     delivery = SharedWeights(policy, sampler)
     delivery.deliver(4)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import WARM, forked
 from torch import Tensor
 
 from oxrl.functional.advantages import ADVANTAGES
@@ -27,6 +26,7 @@ from oxrl_proofs import literal, literal_batch
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.literal import PAPERS
 from oxrl_proofs.rows import ROW_PROOFS, effective_weight, proofs_of, prove, two_rank_errors
+from support.command_line import WARM, forked
 
 RL = {name: row for name, row in ROWS.items() if row.recipe == "rl"}
 CASES = [(name, proof) for name, row in RL.items() for proof in proofs_of(row)]

@@ -7,17 +7,13 @@ Every case is a function of its seed; a failure names it. `OXRL_FUZZ_SEED` moves
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import oxrl
-from damage import SYNTAX, VALUES, bytes_changed, fails, file_changed, nested
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from oxrl.commands.evaluate import evaluation_config
@@ -30,34 +26,17 @@ from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.steps import StepDataset
-from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.plan.plan import plan_text
 from oxrl.rewards.dry_call import dry_call
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.policy import ROWS
 from oxrl.types import Completion, Prompt
+from support.command_line import oxrl
+from support.damage import SYNTAX, VALUES, bytes_changed, file_changed, nested
+from support.fuzzing import BASES, FIRST, TOKENIZER, Values, check, chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-FIRST = int(os.environ.get("OXRL_FUZZ_SEED", "0")) * 1_000_000
-TOKENIZER = builtin_tokenizer()
-Values = dict[str, dict[str, Any]]
-BASES: tuple[Values, ...] = (
-    {
-        "run": {"name": "f", "steps": 2},
-        "model": {"name": "builtin:tiny"},
-        "data": {"train": "train.jsonl", "prompts_per_step": 4},
-        "reward": {"name": "exact"},
-        "rollout": {"n_samples": 2, "max_tokens": 4},
-        "train": {"alg_name": "sgrpo"},
-    },
-    {
-        "run": {"name": "f", "steps": 2},
-        "model": {"name": "builtin:tiny"},
-        "data": {"train": "train.jsonl", "rows_per_step": 2},
-        "train": {"alg_name": "sft"},
-    },
-)
 
 
 @pytest.fixture
@@ -66,15 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
     (tmp_path / "file.py").write_text("def function(prompt, completion): return 1.0\n")
     return tmp_path
-
-
-def check(work: Callable[[random.Random], object], seeds: range, *codes: int) -> None:
-    failed = [text for seed in seeds if (text := fails(FIRST + seed, work, *codes))]
-    assert failed == [], "\n".join(failed[:20])
-
-
-def chunks(count: int, size: int) -> list[range]:
-    return [range(start, start + size) for start in range(0, count, size)]
 
 
 def values_changed(choose: random.Random) -> Values:

@@ -14,11 +14,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from checks_here import planned
-from command_line import oxrl
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _detect_agent
-from test_fuzz import BASES, TOKENIZER, Values
 
 from oxrl.commands.train import run
 from oxrl.config import Config, check_config, dump_config, load_config
@@ -30,6 +27,9 @@ from oxrl.modelfiles.hub_status import check_on_hub
 from oxrl.models.load import load_tokenizer
 from oxrl.runs.clock import note_speed
 from oxrl_envs.openenv_adapter import OpenEnvEnvironment
+from support.checks_here import planned
+from support.command_line import oxrl
+from support.fuzzing import BASES, TOKENIZER, Values
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LONG = "1" + "0" * 9_999

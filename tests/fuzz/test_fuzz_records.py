@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import VALUES, bytes_changed, fails, file_changed, json_changed
-from test_fuzz import check, chunks
 
 import oxrl
 from oxrl.commands.replay import replay
 from oxrl.errors import OxrlError
 from oxrl.report.page import write_report
+from support.damage import VALUES, bytes_changed, fails, file_changed, json_changed
+from support.fuzzing import check, chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HOSTILE = (10**400, -(10**30), 1e308, "</script><script>alert(1)</script>", "\x00\x1b]0;x\x07")

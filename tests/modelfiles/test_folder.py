@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from samplers import TOKENIZER, make_requests
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.sample.local import LocalSampler
@@ -33,6 +32,7 @@ from oxrl.modelfiles.folder import (
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.meta_init import awaited
 from oxrl.models.network import unpadded
+from support.samplers import TOKENIZER, make_requests
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

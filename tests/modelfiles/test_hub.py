@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _detect_agent
-from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
@@ -28,6 +27,7 @@ from oxrl.modelfiles.hub import identity, locate
 from oxrl.modelfiles.hub_status import ANSWER_S, answer_seconds, check_on_hub
 from oxrl.models.load import load_tokenizer
 from oxrl.plan.plan import plan_text
+from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 OLD, NEW = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 NAME = "hf://datasets/me/sums/data/train.jsonl"

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import FAMILIES, UNPACKABLE, tiny
-from samplers import TOKENIZER, largest, make_requests, trainer_logprobs
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oxrl.checkpoint.model_files import save_model
@@ -19,6 +17,8 @@ from oxrl.engines.sample.local import FAST, LocalSampler, module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
 from oxrl.models.network import check_packing
+from support.architectures import FAMILIES, UNPACKABLE, tiny
+from support.samplers import TOKENIZER, largest, make_requests, trainer_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent.parent

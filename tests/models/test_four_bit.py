@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from checks_here import examine_here
-from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
-from test_adapter_delivery import learn
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.commands.export import run_export
@@ -31,6 +28,9 @@ from oxrl.models.weights import adapter_off
 from oxrl.plan.memory import frozen_bytes
 from oxrl.plan.plan import memory, plan_text
 from oxrl.types import TokenBatch
+from support.adapter_runs import learn
+from support.checks_here import examine_here
+from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
 needs_bitsandbytes = pytest.mark.skipif(

@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from figures import SEED, Learned
-from rewards_here import CODES
 from safetensors.torch import load_file
-from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from oxrl.assembly.assemble import assemble
@@ -38,9 +34,12 @@ from oxrl.models.weights import adapter_off
 from oxrl.plan.preflight import Prepared, examine
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rollouts.sync import SyncRollouts
-from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
+from support.adapter_runs import AHEAD, KEPT, assert_sampled_by_their_versions, logits
+from support.figures import SEED, Learned
+from support.rewards_here import CODES
+from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
 BUILD = {
@@ -92,11 +91,6 @@ def some_tokens(rows: int = 3, length: int = 9) -> TokenBatch:
     tokens = torch.randint(5, 250, (rows, length), generator=torch.Generator().manual_seed(1))
     everything = torch.ones_like(tokens, dtype=torch.bool)
     return TokenBatch(tokens=tokens, attention_mask=everything, response_mask=everything)
-
-
-def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=tokens, use_cache=False).logits
 
 
 DORA = {"rank": 4, "dora": True, "rslora": True}
@@ -244,54 +238,6 @@ def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4
     assert lines[0]["kl/ref_k3"] == pytest.approx(0, abs=1e-6)
     learned("log10 of kl/ref_k3", math.log10(lines[-1]["kl/ref_k3"]), at_least=-4)
-
-
-AHEAD = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
-# Of every step there is a checkpoint, and all numbers of every sample.
-KEPT = {"checkpoint_every": 1, "keep_checkpoints": 9, "record": "tokens"}
-
-
-def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
-    """How far what was noted of samples is from what policies say of them now, at most, in nats.
-
-    Returns:
-        (version that the samples say began and ended them, version asked) -> distance.
-    """
-    folder = run_directory / "checkpoints"
-    policies: dict[int, Any] = {
-        int(path.name.removeprefix("step_")): load_policy(str(path))
-        for path in folder.glob("step_*")
-    }
-    found: dict[tuple[int, int], float] = {}
-    for path in sorted((run_directory / "rollouts").glob("*.samples.jsonl")):
-        rollouts = read_step(path).rollouts
-        whole = [
-            torch.tensor([*rollout.prompt.token_ids, *rollout.completion.segments[0].token_ids])
-            for rollout in rollouts
-        ]
-        tokens = pad_sequence(whole, batch_first=True)  # what is behind a row changes nothing in it
-        for asked, policy in policies.items():
-            logprobs = logits(policy, tokens)[:, :-1].log_softmax(-1)
-            said = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
-            for rollout, row in zip(rollouts, said, strict=True):
-                (segment,) = rollout.completion.segments
-                (version,) = set(segment.versions)
-                own = row[len(rollout.prompt.token_ids) - 1 :][: len(segment.logprobs)]
-                off = (own - torch.tensor(segment.logprobs)).abs().max().item()
-                found[version, asked] = max(off, found.get((version, asked), 0.0))
-    return found
-
-
-def assert_sampled_by_their_versions(
-    run_directory: Path, versions: set[int], learned: Learned
-) -> None:
-    """Every sample ended under the policy that it began with, and under no other."""
-    found = distances_by_version(run_directory)
-    assert {version for version, _ in found} == versions
-    own = [off for (version, asked), off in found.items() if version == asked]
-    others = [off for (version, asked), off in found.items() if version != asked]
-    assert max(own) < 1e-4, found
-    learned("log10 of what another version says", math.log10(min(others)), at_least=-3)
 
 
 def test_samples_drawn_ahead_end_under_the_adapter_that_they_began_with(

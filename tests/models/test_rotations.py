@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import rl_config
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -22,6 +21,7 @@ from oxrl.models.network import CausalNetwork, ValueModel, fix_rotations, unpadd
 from oxrl.models.trials import check_sharing, try_sharing
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Sampling, TokenBatch
+from support.small_runs import rl_config
 
 LIMIT = 16  # tokens up to which a row has the factor that the model was first trained with
 LONGEST = 48

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from oxrl.commands.dry_run import dry_run
 from oxrl.config import Config
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.trials import shrink
+from support.architectures import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Its defaults name no size of a head, without which it cannot be built at any size.

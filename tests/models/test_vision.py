@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from figures import SEED, THREADS, Learned
 from PIL import Image
-from rewards_here import DIGITS
 from torch import Tensor
 from torch.nn import Module
 from transformers import (
@@ -23,9 +21,7 @@ from transformers import (
     Idefics3Processor,
     LlavaProcessor,
 )
-from vision_families import FAMILIES, write_family, write_image
 
-from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.images import model_images
 from oxrl.commands.export import run_export
 from oxrl.commands.train import run
@@ -47,6 +43,9 @@ from oxrl.models.vision_network import freeze, part_of
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling
+from support.figures import Learned
+from support.vision_families import FAMILIES, write_family, write_image
+from support.vision_runs import batch_of, config, parts_of, rl, write_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # What tokenizers that come with a processor call its tokens.
@@ -62,71 +61,6 @@ SPECIAL_ROLES = {
 WANT = frozenset({"logprobs"})
 
 
-def write_rows(folder: Path) -> None:
-    """Rows with no, one and two images of different sizes; the first is a text alone."""
-    sizes = [(32, 16), (48, 32), (16, 64), (64, 64), (40, 24)]
-    names = [write_image(folder / f"{n}.png", *size, seed=n) for n, size in enumerate(sizes)]
-    rows: list[dict[str, Any]] = [
-        {"prompt": "say hello", "completion": "hello"},
-        {"prompt": "what?", "completion": "red", "images": [names[0]]},
-        {"prompt": "<image> or <image>", "completion": "the second", "images": names[1:3]},
-        {"prompt": "and?", "completion": "yes", "images": [names[3]]},
-        {"prompt": "see <image>!", "completion": "no", "images": [names[4]]},
-    ]
-    for row in rows:
-        row["answer"] = row["completion"]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "rows.jsonl").write_text(text)
-    prompts = [{key: value for key, value in row.items() if key != "completion"} for row in rows]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-
-
-# Whoever reads rows of a configuration and shows their images does it with one assembly.
-ASSEMBLIES: dict[int, Assembly] = {}
-
-
-def parts_of(cfg: Config) -> Assembly:
-    return ASSEMBLIES.setdefault(id(cfg), Assembly(cfg))
-
-
-def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, Any]) -> Config:
-    content: dict[str, dict[str, Any]] = {
-        "run": {
-            "name": name,
-            "dir": str(folder / name),
-            "steps": 2,
-            "mlflow": False,
-            "threads": THREADS,
-            "seed": SEED,
-        },
-        "model": {"name": chosen},
-        "data": {"train": str(folder / "rows.jsonl"), "rows_per_step": 5},
-        "train": {"alg_name": "sft", "lr": 1e-3},
-    }
-    for section, values in sections.items():
-        content[section] = content.get(section, {}) | values
-    if "prompts_per_step" in sections.get("data", {}) and content["train"]["alg_name"] != "rft":
-        del content["data"]["rows_per_step"]
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(content))
-    return load_config(path)
-
-
-def rl(folder: Path, name: str, algorithm: str = "sgrpo", **sections: dict[str, Any]) -> Config:
-    reward = folder / "reward.py"
-    reward.write_text(DIGITS)
-    return config(
-        folder,
-        "builtin:tiny-vl",
-        name,
-        data={"train": str(folder / "prompts.jsonl"), "prompts_per_step": 2},
-        train={"alg_name": algorithm, "lr": 1e-3} | sections.pop("train", {}),
-        reward={"name": f"{reward}:digits"},
-        rollout={"max_tokens": 6, "n_samples": 4} | sections.pop("rollout", {}),
-        **sections,
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("vision")
@@ -137,14 +71,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=[*FAMILIES, pytest.param("smolvlm", marks=pytest.mark.full)])
 def model(request: pytest.FixtureRequest, folder: Path) -> str:
     return str(write_family(request.param, folder / request.param))
-
-
-def batch_of(cfg: Config) -> Any:
-    tokenizer = load_tokenizer(cfg.model.name)
-    data = ConversationDataset.load(
-        cfg.data.train_files[0], tokenizer, parts_of(cfg).row_options(held_out=False)
-    )
-    return to_supervised_batch(data.in_order(), 0, images=parts_of(cfg).images)
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,16 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT))
+# The repository, and what tests share.
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from mutation_copies import once_more  # noqa: E402
-from mutation_points import by_hand, drawn, sample  # noqa: E402
-from mutation_report import read_arguments, write  # noqa: E402
-from mutation_runs import Session  # noqa: E402
+
+from mutants.mutation_copies import once_more  # noqa: E402
+from mutants.mutation_points import by_hand, drawn, sample  # noqa: E402
+from mutants.mutation_report import read_arguments, write  # noqa: E402
+from mutants.mutation_runs import Session  # noqa: E402
 
 OBJECTIVE = [
     "oxrl/recipes/objective.py",

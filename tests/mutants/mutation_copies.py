@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from mutation_runs import Outcome
+from mutants.mutation_runs import Outcome
 
 HERE = Path(__file__).resolve().parent
 # Test files of a mutated one: those that name it most often.

@@ -19,7 +19,8 @@ from pathlib import Path
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
-from tensor_operators import operators, parse
+
+from mutants.tensor_operators import operators, parse
 
 MODULE = "<module>"
 

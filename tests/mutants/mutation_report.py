@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutation_runs import Outcome
+from mutants.mutation_runs import Outcome
 
 Key = tuple[str, str, str, str]
 LEAST_KILLED = 0.95

@@ -28,7 +28,8 @@ from typing import Any
 
 import coverage
 import pytest
-from mutation_points import MODULE, Mutant
+
+from mutants.mutation_points import MODULE, Mutant
 
 # Of a test, in seconds of its own processor time: how busy the machine is must not choose tests.
 LONGEST_TEST_S = 4.0

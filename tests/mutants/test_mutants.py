@@ -14,11 +14,12 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="`make mutants` installs it")
 
 from cosmic_ray.mutating import mutate_code
-from mutation_copies import once_more
-from mutation_points import Mutant, by_hand, drawn, make, points, sample, segments
-from mutation_report import judge, read_arguments
-from mutation_runs import Outcome, named
-from tensor_operators import OURS
+
+from mutants.mutation_copies import once_more
+from mutants.mutation_points import Mutant, by_hand, drawn, make, points, sample, segments
+from mutants.mutation_report import judge, read_arguments
+from mutants.mutation_runs import Outcome, named
+from mutants.tensor_operators import OURS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

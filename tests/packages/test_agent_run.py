@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import Learned
-from known_weights import model_that_adds
-from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
+from support.figures import Learned
+from support.known_weights import model_that_adds
+from support.small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 # Thirty lines that know nothing of oxRL: ask, look at the answer, ask again, say what it was worth.
 AGENT = '''

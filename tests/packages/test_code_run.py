@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import metric_lines, rl_config
 
 from oxrl.commands.train import run
 from oxrl.errors import OxrlError
 from oxrl_datasets.published import humaneval
 from oxrl_sandbox import client
 from oxrl_sandbox.layers import why_not
+from support.small_runs import metric_lines, rl_config
 
 LEVEL = "strict" if not why_not("strict") else "off"
 

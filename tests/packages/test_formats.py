@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from loaded_rewards import load_reward
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.builtin import option_problem
@@ -17,6 +16,7 @@ from oxrl_datasets.published import aqua, bbh
 from oxrl_graders.choices import choice_reward
 from oxrl_graders.formats import cosine_length_value, format_reward, repetition_reward
 from oxrl_graders.tool_calls import tool_call_reward
+from support.loaded_rewards import load_reward
 
 PROMPT = Prompt(uid="p", messages=(), token_ids=(1,), answer="2")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_gguf import MERGES, TOKENS, gguf, llama, small, spelled, write
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,6 +22,7 @@ from transformers import (
 from oxrl.cli import app
 from oxrl.errors import DataError
 from oxrl_datasets.prepare import PREPARERS
+from support.small_gguf import MERGES, TOKENS, gguf, llama, small, spelled, write
 
 regex = pytest.importorskip("regex")
 

@@ -19,9 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT), str(ROOT / "packages")]
-
-from hostile_programs import ADD, programs  # noqa: E402
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT), str(ROOT / "packages")]
 
 from oxrl.types import Score  # noqa: E402
 from oxrl_sandbox import client  # noqa: E402
@@ -29,6 +27,7 @@ from oxrl_sandbox.client import Level, Sandbox, interpreter  # noqa: E402
 from oxrl_sandbox.code_reward import judged  # noqa: E402
 from oxrl_sandbox.inside.confine import Limits, reachable_by_others  # noqa: E402
 from oxrl_sandbox.layers import why_not  # noqa: E402
+from support.hostile_programs import ADD, programs  # noqa: E402
 
 ORDINARY_USER = 1000
 RIGHT = "def add(a, b): return a + b\n"

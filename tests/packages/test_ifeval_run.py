@@ -6,10 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from small_runs import metric_lines, rl_config
-
 from oxrl.commands.train import run
 from oxrl_datasets.published import ifeval
+from support.small_runs import metric_lines, rl_config
 
 
 def test_a_run_on_instructions_completes(tmp_path: Path, real_data: Callable[[str], Path]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import Answer, Json, JudgeServer, judge_server, material, refused, said, verdict
 
 from oxrl.errors import DeadlineError, RewardDefinitionError, RunDirectoryError, Stopped
 from oxrl.rewards.builtin import option_problem
@@ -22,6 +21,16 @@ from oxrl_graders.judge import endpoint
 from oxrl_graders.judge.options import JudgeOptions
 from oxrl_graders.judge.pool import JudgePool
 from oxrl_graders.judge.questions import pairs_of_group, verdict_of
+from support.judge_server import (
+    Answer,
+    Json,
+    JudgeServer,
+    judge_server,
+    material,
+    refused,
+    said,
+    verdict,
+)
 
 PROMPT = Prompt(
     uid="p", messages=({"role": "user", "content": "Count."},), token_ids=(1,), answer="12"

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import forked
-from judge_server import JudgeServer, judge_server, refused, said, verdict
-from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RewardDefinitionError, RewardError
 from oxrl.plan.preflight import CHECKS, Prepared, examine
+from support.command_line import forked
+from support.judge_server import JudgeServer, judge_server, refused, said, verdict
+from support.small_runs import final_files, metric_lines, rl_config
 
 DEADLINE_S = 120.0
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samplers import TOKENIZER, lively
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.types import Completion, Prompt
 from oxrl_graders.judge.pool import JudgePool
+from support.samplers import TOKENIZER, lively
 
 pytestmark = [
     pytest.mark.skipif(

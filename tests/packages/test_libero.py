@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from small_runs import final_files, metric_lines
 
 from oxrl.commands.replay import compare_samples, compare_update, go_through
 from oxrl.commands.train import run
@@ -27,6 +26,7 @@ from oxrl.environments.find import find_environment
 from oxrl.types import Prompt
 from oxrl_datasets.prepare import PREPARERS
 from oxrl_robots.lerobot import read_episodes
+from support.small_runs import final_files, metric_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = f"{ROOT / 'experiments' / 'libero' / 'libero_world.py'}:Libero"

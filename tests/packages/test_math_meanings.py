@@ -5,9 +5,9 @@ right number and say another thing. What a policy can get accepted without being
 from __future__ import annotations
 
 import pytest
-from meanings import build
 
 from oxrl.rewards import math_reward
+from support.meanings import build
 
 # Ground truth, and a response that is right.
 RIGHT = [

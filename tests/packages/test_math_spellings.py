@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from spellings import TOPICS, table
 
 from oxrl.rewards import math_reward
+from support.spellings import TOPICS, table
 
 # Every so many pairs: numbers are many, and sympy takes its time over polynomials that differ.
 STEPS = {"numbers": 11, "solutions": 7, "points": 3, "inequalities": 7, "polynomials": 11}

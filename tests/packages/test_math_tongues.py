@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from tongues import KINDS, Reply, replies
 
 from oxrl.rewards import math_reward
+from support.tongues import KINDS, Reply, replies
 
 # Of two draws, every so many replies of a kind.
 STEP = 1 if os.environ.get("OXRL_ALL_REPLIES") else 4

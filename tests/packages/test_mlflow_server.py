@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.commands.train import run
 from oxrl.recipes.session import Session
 from oxrl.runs.files import read_records
 from oxrl.runs.mirrors import Trackers
 from oxrl_trackers.mlflow_tracker import seal_of
+from support.small_runs import rl_config
 
 STARTS_S = 500.0  # the server takes ten seconds, and a busy machine many times that
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import JudgeServer, judge_server, refused
 
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.errors import DataError, RewardDefinitionError
 from oxrl.models.load import load_tokenizer
 from oxrl_datasets.prepare import PREPARERS
+from support.judge_server import JudgeServer, judge_server, refused
 
 SAMPLES = [
     {"prompt": "a", "response": "1", "uid": "x"},

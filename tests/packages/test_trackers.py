@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.errors import MissingExtraError
 from oxrl.plan.preflight import Prepared, check_trackers
@@ -21,6 +20,7 @@ from oxrl.runs.files import read_records
 from oxrl.runs.mirrors import Trackers
 from oxrl.runs.recorder import Recorder
 from oxrl.tables.watch import TRACKERS
+from support.small_runs import rl_config
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 MISSING = [name for name in TRACKERS if find_spec(name) is None]

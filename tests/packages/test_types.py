@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from type_checker import wrong_types
+
+from support.type_checker import wrong_types
 
 
 @pytest.mark.timeout(900)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from config_files import folder, hub, write
+from support.config_files import folder, hub, write
 
 __all__ = ["folder", "hub", "write"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks_here import examine_here
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
@@ -20,6 +19,7 @@ from oxrl.config.reads import read_values
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.memory import memory, memory_needed
+from support.checks_here import examine_here
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments" / "gsm8k_scale").glob("*.yaml"))

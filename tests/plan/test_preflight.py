@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checks_here import planned
-from command_line import oxrl
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from oxrl.assembly.assembly import Assembly
@@ -31,6 +29,8 @@ from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.memory import disk_needed
 from oxrl.plan.preflight import CHECKS, Prepared, examine, prepare_to_begin, reply
 from oxrl.rewards.model_pool import ModelPool
+from support.checks_here import planned
+from support.command_line import oxrl
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OXRL = Path(sys.executable).with_name("oxrl")

@@ -21,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import margins
-from processor_plugin import trained
-from roundings import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what tests share
+
+from processors import margins
+from processors.processor_plugin import trained
+from processors.roundings import (
     DEFAULT,
     ROOT,
     ROUNDINGS,
@@ -90,7 +92,8 @@ class Part:
         }
         if self.group != "learned":
             variables |= self._trained()
-        command = [sys.executable, "-m", "pytest", "-p", "processor_plugin", "-m", self._marked]
+        command = [sys.executable, "-m", "pytest", "-p", "processors.processor_plugin"]
+        command += ["-m", self._marked]
         command += ["-n", str(workers), "--dist", "worksteal"]
         command += self._files()
         began = time.monotonic()

@@ -80,7 +80,7 @@ def environment(rounding: Rounding) -> dict[str, str]:
     """Variables of the processes that show a rounding; those of the caller do not interfere."""
     chosen = {name for one in (*ROUNDINGS, *SEEDS) for name in one.settings}
     kept = {name: value for name, value in os.environ.items() if name not in chosen}
-    path = f"{HERE / 'hook'}{os.pathsep}{HERE}"
+    path = f"{HERE / 'hook'}{os.pathsep}{HERE.parent}"
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | rounding.settings
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from figures import Learned
-from margins import Spread, spreads
-from processor_plugin import trained
-from rounding_noise import shake
-from roundings import ROOT, ROUNDINGS, SEEDS, environment, noise
+
+from processors.margins import Spread, spreads
+from processors.processor_plugin import trained
+from processors.rounding_noise import shake
+from processors.roundings import ROUNDINGS, SEEDS, environment, noise
+from support.figures import Learned
 
 
 def line(value: float, **bounds: float) -> dict[str, Any]:
@@ -238,7 +239,6 @@ def test_a_test_trains_if_it_or_a_fixture_of_its_own_does(tmp_path: Path) -> Non
     noted.touch()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "--rootdir", str(tmp_path)]
     hooked = environment(ROUNDINGS[0]) | {"OXRL_TEST_TRAINED": str(noted)}
-    hooked["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'support'}"
     done = subprocess.run(
         [*command, str(tmp_path)], env=hooked, capture_output=True, text=True, check=False
     )

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from small_runs import rl_config
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
@@ -37,6 +36,7 @@ from oxrl.types import (
     TokenBatch,
     Turn,
 )
+from support.small_runs import rl_config
 
 END = 1
 SAMPLES = 4

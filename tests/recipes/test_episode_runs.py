@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks_here import planned
-from rewards_here import DIGITS
-from small_runs import (
+
+from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
+from oxrl.errors import ConfigError, EnvironmentDefinitionError
+from support.checks_here import planned
+from support.rewards_here import DIGITS
+from support.small_runs import (
     final_files,
     metric_lines,
     model_that_stops,
     rl_config,
     stop_after_three_steps,
 )
-
-from oxrl.commands.evaluate import run_eval
-from oxrl.commands.train import run
-from oxrl.errors import ConfigError, EnvironmentDefinitionError
 
 ONE_TURN = f"""{DIGITS}
 from oxrl.environments import Step

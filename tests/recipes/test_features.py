@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from figures import Learned
-from rewards_here import CODES, HARMLESS
 from safetensors.torch import load_file
-from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
@@ -30,6 +27,9 @@ from oxrl.recipes.objective import Objective
 from oxrl.recipes.rl import minibatch
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
+from support.figures import Learned
+from support.rewards_here import CODES, HARMLESS
+from support.small_runs import final_files, metric_lines, rl_config
 
 # 0 or 1, and mostly 0 for a random model: some groups teach nothing. Of the first many do not.
 SPARSE = (

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import Learned
-from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
 from oxrl.data.conversations import AnsweredPrompts
@@ -17,6 +15,8 @@ from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.plan.plan import plan_text
 from oxrl.recipes.scored_answers import evaluation_metrics
+from support.figures import Learned
+from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 ROWS = [
     {"prompt": "say", "completion": "aa", "answer": "a"},

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import rl_config
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
@@ -27,6 +26,7 @@ from oxrl.types import (
     Segment,
     TokenBatch,
 )
+from support.small_runs import rl_config
 
 # A row of n tokens, r of them predicted, takes 10 n + 4 r + n (n + 1) operations.
 WORK = ModelWork(body=10.0, head=4.0, attention=2.0, weight_bytes=100.0, parameters=5.0)

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
 
 from oxrl.commands.train import run
 from oxrl.config.schema import FIELDS
 from oxrl.errors import OxrlError
 from oxrl.tables.numbers import NUMBERS
+from support.small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
 
 Sections = dict[str, dict[str, Any]]
 REWARDS = """

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import rl_config
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
@@ -36,6 +35,7 @@ from oxrl.types import (
     Segment,
     TokenBatch,
 )
+from support.small_runs import rl_config
 
 NAN = float("nan")
 # Two prompts of two rows; response lengths 3, 2, 1, 2 after a prompt of one token.

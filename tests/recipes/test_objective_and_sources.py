@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import rl_config
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
@@ -24,6 +23,7 @@ from oxrl.tables.policy import ROWS
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch
 from oxrl_proofs.literal import literal_loss
 from oxrl_proofs.rows import GRADES, NUMBERS, SUCCESSES, Example, close_each, example, response_of
+from support.small_runs import rl_config
 
 RUN = [name for name, row in ROWS.items() if row.recipe == "rl" and not row.unsupported]
 # Numbers of the proofs whose field of `train` goes by the same name and that act on few tokens.

@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import SEED, THREADS, Learned
-from small_runs import (
+
+from oxrl.commands.train import run
+from oxrl.config import Config, load_config
+from oxrl.errors import MissingExtraError, RunDirectoryError
+from support.figures import SEED, THREADS, Learned
+from support.small_runs import (
     final_files,
     metric_lines,
     preference_config,
@@ -20,10 +24,6 @@ from small_runs import (
     sft_config,
     stop_after_three_steps,
 )
-
-from oxrl.commands.train import run
-from oxrl.config import Config, load_config
-from oxrl.errors import MissingExtraError, RunDirectoryError
 
 MUON = {"optimizer": "muon"}
 WITHOUT = {"master_weights": "none"}

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import metric_lines, rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -21,6 +20,7 @@ from oxrl.rollouts.batch import sampling_metrics
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.health_checks import SIGNS, Seen
 from oxrl.types import Completion, Prompt, Rollout, Score
+from support.small_runs import metric_lines, rl_config
 
 # The sum of the two parts is 1 whatever the response; each of them is not.
 PARTS = """

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from figures import Learned
 from safetensors.torch import load_file
-from small_runs import metric_lines, preference_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -26,6 +24,8 @@ from oxrl.recipes.preference_batch import STATISTICS
 from oxrl.recipes.preference_reference import follow
 from oxrl.tables.policy import ROWS
 from oxrl.tables.preference import METHODS
+from support.figures import Learned
+from support.small_runs import metric_lines, preference_config
 
 LOG2 = math.log(2)
 # Loss of a policy that equals its reference, by hand from algorithms.md Table B at the default

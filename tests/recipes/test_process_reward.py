@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from figures import Learned
-from small_runs import final_files, metric_lines, steps_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -25,6 +23,8 @@ from oxrl.errors import DataError
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Segment
+from support.figures import Learned
+from support.small_runs import final_files, metric_lines, steps_config
 
 QUESTION = ({"role": "user", "content": "count"},)
 PROMPT = Prompt(uid="0", messages=QUESTION, token_ids=(1,))

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from figures import Learned
-from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import evaluation_metrics, picked_reward, run_eval
@@ -25,6 +23,8 @@ from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.plan.plan import plan_text
 from oxrl.recipes.rejection import survivors
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
+from support.figures import Learned
+from support.small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 SHORT = '''
 from pathlib import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_runs import metric_lines, rl_config
 
 from oxrl.commands.train import run
+from support.small_runs import metric_lines, rl_config
 
 
 def test_a_run_trains_on_the_scale_and_records_what_the_reward_said(tmp_path: Path) -> None:

@@ -10,16 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import oxrl
-from figures import Learned
-from small_runs import (
-    final_files,
-    metric_lines,
-    rl_config,
-    sft_config,
-    stop_after_three_steps,
-    write_inputs,
-)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.commands.evaluate import run_eval, run_generate
@@ -28,6 +18,16 @@ from oxrl.config import load_config
 from oxrl.errors import NonFiniteError, RewardError, RunDirectoryError
 from oxrl.recipes.rl import split_by_group
 from oxrl.types import Sampling
+from support.command_line import oxrl
+from support.figures import Learned
+from support.small_runs import (
+    final_files,
+    metric_lines,
+    rl_config,
+    sft_config,
+    stop_after_three_steps,
+    write_inputs,
+)
 
 ROOT = Path(__file__).parents[2]
 # Keys of architecture.md section 6 and algorithms.md 2.12 that every policy-gradient run writes.

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import forked
-from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import DeadlineError, Interrupted, OxrlError
+from support.command_line import forked
+from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 # Seconds from the signal to the end of the process, on a machine that does other things too; each
 # sleeping reward alone would take 600.

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from small_runs import metric_lines, sft_config
 from torch import Tensor
 
 from oxrl.commands.train import run
@@ -24,6 +23,7 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import supervised
 from oxrl.recipes.supervised import evaluate_loss, loss_fn, pack, to_supervised_batch
 from oxrl.types import Output, TokenBatch
+from support.small_runs import metric_lines, sft_config
 
 WANT = frozenset({"logprobs"})
 

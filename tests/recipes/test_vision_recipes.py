@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from figures import SEED, Learned
-from rewards_here import HARMLESS
-from test_vision import config, rl, write_rows
-from vision_families import write_family, write_image
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.commands.evaluate import run_eval
@@ -22,6 +18,10 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_network import part_of
 from oxrl_datasets.prepare import PREPARERS
+from support.figures import SEED, Learned
+from support.rewards_here import HARMLESS
+from support.vision_families import write_family, write_image
+from support.vision_runs import config, rl, write_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = "builtin:tiny-vl"

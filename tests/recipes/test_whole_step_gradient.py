@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import rl_config
-from tiny import VOCABULARY, AttentionModel, token_batch
 from torch import Tensor, nn
 
 from oxrl.assembly.assembly import Assembly
@@ -26,6 +24,8 @@ from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.supervised import loss_fn as sft_loss
 from oxrl.types import LossFn, PolicyBatch, SupervisedBatch, TokenBatch, ValueBatch
+from support.small_runs import rl_config
+from support.tiny import VOCABULARY, AttentionModel, token_batch
 
 LENGTHS = [
     (3, 4),

@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import needs_browser, opened, pieces
-from small_runs import preference_config, rl_config, sft_config
 from typer.testing import CliRunner
 
 import oxrl
@@ -27,6 +25,8 @@ from oxrl.report.live import LiveServer
 from oxrl.report.page import write_report
 from oxrl.report.samples import PIECE
 from oxrl.runs.files import read_records
+from support.browser import needs_browser, opened, pieces
+from support.small_runs import preference_config, rl_config, sft_config
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><!--'
 

@@ -11,14 +11,20 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from browser import needs_browser, opened
-from small_runs import model_that_stops, preference_config, rl_config, sft_config, steps_config
-from test_vision import rl as rl_of_images
-from test_vision import write_rows
 
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.report.page import write_report
+from support.browser import needs_browser, opened
+from support.small_runs import (
+    model_that_stops,
+    preference_config,
+    rl_config,
+    sft_config,
+    steps_config,
+)
+from support.vision_runs import rl as rl_of_images
+from support.vision_runs import write_rows
 
 TURNS = """
 from oxrl.environments import Step

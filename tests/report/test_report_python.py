@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import needs_browser, opened, pieces
-from small_runs import metric_lines, rl_config
 
 import oxrl
 from oxrl.commands.train import run
 from oxrl.errors import RunDirectoryError
 from oxrl.report import notebook
+from support.browser import needs_browser, opened, pieces
+from support.small_runs import metric_lines, rl_config
 
 
 @pytest.fixture(scope="module")

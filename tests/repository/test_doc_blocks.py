@@ -21,13 +21,13 @@ import pandas
 import pytest
 import typer
 import yaml
-from small_runs import rl_config, write_inputs
 from typer.testing import CliRunner
 
 from oxrl.cli import app
 from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.config.schema import FIELDS
+from support.small_runs import rl_config, write_inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

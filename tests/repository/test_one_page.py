@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from known_weights import model_that_adds
 from safetensors.torch import load_file, save_file
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
+from support.known_weights import model_that_adds
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "one_page"

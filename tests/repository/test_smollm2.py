@@ -14,14 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checks_here import examine_here
-from command_line import oxrl
 from typer.testing import CliRunner
 
 from oxrl.checkpoint.model_files import save_model
 from oxrl.cli import app
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl_envs.calculator import calculator
+from support.checks_here import examine_here
+from support.command_line import oxrl
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "experiments" / "smollm2"

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from command_line import Command, oxrl
-from small_gguf import llama, write
+
+from support.command_line import Command, oxrl
+from support.small_gguf import llama, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from checks_here import planned
-from command_line import oxrl
-from figures import Learned
+
+from support.checks_here import planned
+from support.command_line import oxrl
+from support.figures import Learned
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

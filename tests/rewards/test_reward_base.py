@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loaded_rewards import load_reward
 
 from oxrl.errors import RewardError
 from oxrl.rewards.loaded import LoadedReward
 from oxrl.types import Completion, Prompt, Score, Segment
+from support.loaded_rewards import load_reward
 
 PROMPT = Prompt(
     uid="p7", messages=({"role": "user", "content": "2+2"},), token_ids=(1,), answer="4"

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.cli import main
 from oxrl.commands.train import run
 from oxrl.errors import OxrlError, RewardDefinitionError
+from support.small_runs import rl_config
 
 MISTAKES = {
     "def digits(prompt, completion):\n    return nmae": r"NameError: name 'nmae' .* \(.*reward\.py:2\)",

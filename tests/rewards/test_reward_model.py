@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from loaded_rewards import load_reward
 from safetensors.torch import load_file
-from small_runs import rl_config
-from thread_cluster import Ray, ThreadCluster
 
 from oxrl.assembly.pins import inputs_of
 from oxrl.commands.train import run
@@ -34,6 +31,9 @@ from oxrl.rewards.reward_model_actors import ModelActorPool
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt
+from support.loaded_rewards import load_reward
+from support.small_runs import rl_config
+from support.thread_cluster import Ray, ThreadCluster
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "1+1"},), token_ids=(2, 54, 3))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import metric_lines, rl_config
 
 from oxrl.commands.train import check_accepted, run
 from oxrl.config import Config, load_config
@@ -24,6 +23,7 @@ from oxrl.rollouts.parts import (
     part_metrics,
 )
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
+from support.small_runs import metric_lines, rl_config
 
 REWARD = """
 from oxrl.types import Score

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loaded_rewards import load_reward
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.loaded import LoadedReward
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
+from support.loaded_rewards import load_reward
 
 PLAIN = Prompt(
     uid="p7",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import END, Play
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import ChatEncoder
@@ -18,6 +17,7 @@ from oxrl.environments.pool import EnvironmentPool
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits
+from support.scripted import END, Play
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from scripted import END, PAD, Play, ScriptedSampler, requests, scored, user_turn
 
 from oxrl.data.action_heads import FastHead
 from oxrl.data.actions import ActionHead
@@ -17,6 +16,7 @@ from oxrl.data.fast import FastCode
 from oxrl.engines.sample.sampler import generate
 from oxrl.rollouts.episodes import SUCCESS, UNDECODED
 from oxrl.types import Completion, Request, Segment
+from support.scripted import END, PAD, Play, ScriptedSampler, requests, scored, user_turn
 
 HEAD = ActionHead(token_ids=tuple(range(200, 216)), chunk=2, low=(-1.0, 0.0), high=(1.0, 4.0))
 ACTS = """

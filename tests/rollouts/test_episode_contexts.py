@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted import HOSTILE, PAD, PLAIN, Play, ScriptedSampler, requests, scored, user_turn
 
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.engines.sample.sampler import generate
 from oxrl.types import Completion, Request
+from support.scripted import HOSTILE, PAD, PLAIN, Play, ScriptedSampler, requests, scored, user_turn
 
 # A template that drops what stands before a Z from turns that are over.
 FORGETS = (

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import END, HOSTILE, Play, ScriptedSampler, requests
 
 from oxrl.data.chat import ChatEncoder
 from oxrl.engines.sample import Finished
@@ -21,6 +20,7 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Request
+from support.scripted import END, HOSTILE, Play, ScriptedSampler, requests
 
 # Kills a process in the middle of a step of one episode, once.
 DEADLY = HOSTILE.replace(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scripted import PAD, Play, ScriptedSampler, requests, scored
 
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
@@ -21,6 +20,7 @@ from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader
 from oxrl.types import Completion, Request, TokenBatch
 from oxrl.usercode.environment_answers import as_messages, image_content
+from support.scripted import PAD, Play, ScriptedSampler, requests, scored
 
 # Frame k of an episode is a picture of its own: one of a fixed size for all, or growing ones.
 SHOWS = """
@@ -63,7 +63,7 @@ class SeesImages(ScriptedSampler):
 
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
-    monkeypatch.setattr("scripted.FIRST_BYTE", 9)  # behind the tokens of images
+    monkeypatch.setattr("support.scripted.FIRST_BYTE", 9)  # behind the tokens of images
     reader = ImageReader("builtin:tiny-vl", vision_tokenizer())
     return ImageStore(lambda: reader, ImageRules(), tmp_path / "images")
 

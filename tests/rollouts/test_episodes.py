@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from scripted import (
+
+from oxrl.data.batching import to_rollout_batch
+from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.sampler import generate
+from oxrl.errors import DeadlineError, EngineError, EnvironmentDefinitionError
+from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
+from oxrl.models.network import CausalNetwork, read_tokens
+from oxrl.types import Completion
+from support.scripted import (
     END,
     HOSTILE,
     PAD,
@@ -20,15 +29,6 @@ from scripted import (
     scored,
     user_turn,
 )
-
-from oxrl.data.batching import to_rollout_batch
-from oxrl.engines.sample import RolloutEngine
-from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.sample.sampler import generate
-from oxrl.errors import DeadlineError, EngineError, EnvironmentDefinitionError
-from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
-from oxrl.models.network import CausalNetwork, read_tokens
-from oxrl.types import Completion
 
 
 def test_the_trainer_reads_what_was_sampled_and_what_was_encoded_once_id_by_id(play: Play) -> None:

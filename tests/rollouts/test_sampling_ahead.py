@@ -15,8 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from figures import Learned
-from small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
 
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
@@ -30,6 +28,8 @@ from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.runs.waiting import never
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
+from support.figures import Learned
+from support.small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
 
 ROOT = Path(__file__).parents[2]
 

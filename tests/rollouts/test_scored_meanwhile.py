@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import Config
@@ -17,6 +16,7 @@ from oxrl.errors import OxrlError
 from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Score
+from support.small_runs import final_files, metric_lines, rl_config
 
 SLOW = """
 import time

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, model_that_stops, rl_config
-from test_vision import rl as rl_of_images
-from test_vision import write_rows
 from typer.testing import CliRunner
 
 from oxrl.cli import app
@@ -20,6 +17,9 @@ from oxrl.config import Config
 from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.rollouts.whole_samples import read_step, written
 from oxrl.usercode.messages import encode
+from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
+from support.vision_runs import rl as rl_of_images
+from support.vision_runs import write_rows
 
 TRAIN = {"alg_name": "sgrpo", "lr": 1e-3, "minibatches": 2, "kl_coeff": 0.1}
 # What a run that samples nothing does not count; its waste is a share of less.

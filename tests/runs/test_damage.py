@@ -22,8 +22,6 @@ from urllib.error import HTTPError
 
 import pytest
 import torch
-from command_line import oxrl
-from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
 from oxrl.checkpoint.verify import why_not_best
@@ -42,6 +40,8 @@ from oxrl.runs.directory import FILES, FOLDERS, RunDirectory, open_run
 from oxrl.runs.files import append_line, read_records, write_atomically
 from oxrl.runs.os_errors import explained
 from oxrl.runs.recorder import Recorder, save_tensors
+from support.command_line import oxrl
+from support.whole_checkpoints import save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "run: {name: first, steps: 4}\ntrain: {lr: 1.0e-06}\n"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from small_runs import sft_config
 
 from oxrl.config.sections.run import RunConfig
 from oxrl.errors import DeadlineError
@@ -21,6 +20,7 @@ from oxrl.runs import waiting
 from oxrl.runs.console import run_logging
 from oxrl.runs.waiting import Patience, waiting_for
 from oxrl.tables.watch import Deadlines
+from support.small_runs import sft_config
 
 
 def run_section(**settings: object) -> RunConfig:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from command_line import WARM, forked
-from whole_checkpoints import save_checkpoint
 
 from oxrl.checkpoint.finished import is_finished
 from oxrl.config.reads import resume_rules
@@ -30,6 +28,8 @@ from oxrl.runs.directory import Allowed, open_run
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
+from support.command_line import WARM, forked
+from support.whole_checkpoints import save_checkpoint
 
 CONFIG = """\
 run: {name: first, seed: 0, steps: 100, checkpoint_every: 50}

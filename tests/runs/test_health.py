@@ -8,7 +8,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-from small_runs import rl_config
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
@@ -18,6 +17,7 @@ from oxrl.runs.health import Health, verdicts
 from oxrl.runs.health_checks import PATIENCE, SIGNS, Seen
 from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
+from support.small_runs import rl_config
 
 FINE: Metrics = {
     "reward/min": 0.0,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pretend_device
-import pretend_runs as cases
 import pytest
+
+from support import pretend_device
+from support import pretend_runs as cases
 
 EQUAL = [
     cases.sgrpo_with_kl,

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import forked
 from safetensors.torch import load_file
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
+from support.command_line import forked
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from command_line import oxrl
-
 from oxrl.cli import main
 from oxrl.config import Config
 from oxrl.config.reads import read_values, sections_of
 from oxrl.plan import preflight_process
 from oxrl.plan.preflight import Prepared, reply
 from oxrl.usercode.messages import Json
+from support.command_line import oxrl
 
 
 def examine_here(cfg: Config) -> Iterator[tuple[str, str, str]]:

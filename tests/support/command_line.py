@@ -25,14 +25,14 @@ from pathlib import Path
 
 import pytest
 
-PRELOADED = ["warm_start"]
+PRELOADED = ["support.warm_start"]
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(PRELOADED)
 # The sockets of servers that several test processes share: of most runs, and of those on the device
 # that is none (pretend_device.py).
 SHARED = "OXRL_TEST_FORK_SERVER"
 PRETEND = "OXRL_TEST_PRETEND_SERVER"
-IMPORTED = {SHARED: PRELOADED, PRETEND: ["pretend_start"]}
+IMPORTED = {SHARED: PRELOADED, PRETEND: ["support.pretend_start"]}
 WAIT_THEN_SERVE = """\
 import select, sys
 from multiprocessing.forkserver import main

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
 from oxrl.assembly.assembly import trainer_class
@@ -27,6 +28,7 @@ from oxrl.models.weights import Whole
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
+from support.tiny import AttentionModel, batches, token_batch
 
 # Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank
 # sits one out.
@@ -391,3 +393,9 @@ def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> 
                     f"{target}.safetensors",
                 )
                 Path(f"{target}.json").write_text(json.dumps(numbers))
+
+
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-scale` runs this",
+)

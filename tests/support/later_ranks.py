@@ -9,9 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import conformance
 import torch
-from tiny import batches
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -22,6 +20,8 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.watch import Deadlines
+from support import conformance
+from support.tiny import batches
 
 
 class Ledger(TorchDispatchMode):

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import PRETEND, share_server
+
+from support.command_line import PRETEND, share_server
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CACHE = Path(__file__).resolve().parents[2] / "build" / "pretend_device"

@@ -17,9 +17,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import pretend_device
-from command_line import PRETEND, forked, from_server
-from small_runs import (
+from oxrl.errors import ConfigError
+from oxrl.models import linear
+from support import pretend_device
+from support.command_line import PRETEND, forked, from_server
+from support.small_runs import (
     final_files,
     metric_lines,
     model_that_stops,
@@ -28,9 +30,6 @@ from small_runs import (
     sft_config,
     steps_config,
 )
-
-from oxrl.errors import ConfigError
-from oxrl.models import linear
 
 Case = Callable[[Path], Any]
 DEADLINE_S = 200.0
@@ -230,14 +229,14 @@ def lora(folder: Path) -> Any:
 
 
 def images(folder: Path) -> Any:
-    from test_vision import rl, write_rows
+    from support.vision_runs import rl, write_rows
 
     write_rows(folder)
     return _run(rl(folder, "run", train={"micro_batch_tokens": 256}))
 
 
 def image_answers(folder: Path) -> Any:
-    from test_vision import config, write_rows
+    from support.vision_runs import config, write_rows
 
     write_rows(folder)
     fields = {"micro_batch_tokens": 256, "alg_name": "sft", "lr": 1e-3}
@@ -246,7 +245,7 @@ def image_answers(folder: Path) -> Any:
 
 
 def actions(folder: Path) -> Any:
-    from test_action_runs import CHOICES, imitation, make_data, reinforcement
+    from support.action_runs import CHOICES, imitation, make_data, reinforcement
 
     make_data(folder)
     model = {"name": "builtin:tiny-vla"}
@@ -393,26 +392,26 @@ def exported(folder: Path) -> Any:
 def delivered(folder: Path) -> Any:
     """Weights get to a sampler that has its own, with the proof; what is tampered with is refused."""
     import torch
-    from test_weight_sync import Remote, _model, _small_step, _sync
 
     from oxrl.engines.train.local import LocalTrainer
     from oxrl.engines.train.options import TrainerOptions
     from oxrl.errors import WeightSyncError
     from oxrl.runs.device import chosen_device
+    from support.weight_attacks import Remote, small_step, synced, tiny_model
 
     here = chosen_device()
-    policy = LocalTrainer(_model(0).to(here), TrainerOptions(lr=1e-3))
-    sampler = Remote(_model(5).to(here))
-    sync = _sync(sampler, policy)
+    policy = LocalTrainer(tiny_model(0).to(here), TrainerOptions(lr=1e-3))
+    sampler = Remote(tiny_model(5).to(here))
+    sync = synced(sampler, policy)
     sync.deliver(0)
-    _small_step(policy)
+    small_step(policy)
     sync.deliver(1)
     for mine, theirs in zip(policy.model.parameters(), sampler.model.parameters(), strict=True):
         assert torch.equal(mine, theirs) and mine.device.type == here.type
     found = sync.metrics()
-    tampered = Remote(_model(5).to(here), lambda bucket: [(n, t * 1.001) for n, t in bucket])
+    tampered = Remote(tiny_model(5).to(here), lambda bucket: [(n, t * 1.001) for n, t in bucket])
     try:
-        _sync(tampered, policy).deliver(0)
+        synced(tampered, policy).deliver(0)
     except WeightSyncError as error:
         return [found, str(error)]
     raise AssertionError("what was tampered with was taken")

@@ -14,11 +14,11 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-import pretend_device
 import torch
 
 from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs import environment
+from support import pretend_device
 
 IMPORTED = [
     "oxrl.assembly.assemble_preference",

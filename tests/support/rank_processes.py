@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from command_line import forked
+from support.command_line import forked
 
 
 def start_ranks(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from command_line import Command
-from figures import SEED, THREADS
-from rewards_here import DIGITS
 
 from oxrl.config import Config, load_config
+from support.command_line import Command
+from support.figures import SEED, THREADS
+from support.rewards_here import DIGITS
 
 
 def write_inputs(folder: Path) -> None:

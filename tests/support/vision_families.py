@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import transformers
-from figures import SEED
 from PIL import Image
 
 from oxrl.modelfiles.builtin import SPECIAL_TOKENS, byte_tokenizer
+from support.figures import SEED
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "idefics3", "gemma3", "llava")
 TEMPLATE = (

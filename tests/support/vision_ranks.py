@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conformance import make_trainer
 from safetensors.torch import save_file
-from test_vision import batch_of, config
 from torch import Tensor
 
 from oxrl.engines.train.joined_ranks import joined_ranks
@@ -16,6 +14,8 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes.supervised import loss_fn
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.watch import Deadlines
+from support.conformance import make_trainer
+from support.vision_runs import batch_of, config
 
 WANT = frozenset({"logprobs"})
 # Longest first these rows are: two images, one, one, one, none. On two ranks with a row each at a

@@ -21,7 +21,7 @@ from oxrl.models.lazy_transformers import import_model_classes
 from oxrl.runs import environment
 
 OF_OTHER_RUNS = [
-    "conformance",  # of the ranks in tests/engines
+    "support.conformance",  # of the ranks in tests/engines
     "oxrl.assembly.assemble_preference",
     "oxrl.cli",
     "oxrl.engines.train.fsdp",
@@ -32,9 +32,8 @@ OF_OTHER_RUNS = [
 
 
 def _train(folder: Path) -> None:
-    from small_runs import rl_config, sft_config
-
     from oxrl.commands.train import run
+    from support.small_runs import rl_config, sft_config
 
     # A second thread would not be there in a forked process, which would wait for it.
     few = {"steps": 1, "threads": 1}

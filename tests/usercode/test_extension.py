@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks_here import planned
-from command_line import oxrl
-from small_runs import metric_lines, rl_config
 
 from oxrl.config import load_config
 from oxrl.errors import ConfigError
+from support.checks_here import planned
+from support.command_line import oxrl
+from support.small_runs import metric_lines, rl_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
 

@@ -18,9 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import oxrl as command
-from figures import SEED, THREADS, Learned
-from rewards_here import CODES
 from torch import Tensor
 
 import oxrl
@@ -32,6 +29,9 @@ from oxrl.recipes.features.own_feature import OwnFeature, tried_features
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 from oxrl.usercode.gates import OwnGate, try_gate
 from oxrl.usercode.given import giving, name_of
+from support.command_line import oxrl as command
+from support.figures import SEED, THREADS, Learned
+from support.rewards_here import CODES
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 GATE = Callable[..., Any]

@@ -39,13 +39,14 @@ def _choose_products(module: ModuleType) -> None:
 
 
 def _shake_weights(module: ModuleType) -> None:
-    from rounding_noise import watch_optimizers  # it imports torch, which has to come first
+    # It imports torch, which has to come first.
+    from processors.rounding_noise import watch_optimizers
 
     watch_optimizers(module)
 
 
 def _shake_each_weight(module: ModuleType) -> None:
-    from rounding_noise import watch_per_weight_optimizers
+    from processors.rounding_noise import watch_per_weight_optimizers
 
     watch_per_weight_optimizers(module)
 

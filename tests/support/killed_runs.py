@@ -1,0 +1,88 @@
+"""Runs in processes that are killed at any moment, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from oxrl.config import Config
+from support.command_line import forked
+
+DEADLINE_S = 120.0
+
+
+def run_in_child(cfg: Config) -> None:
+    """Body of the forked process that is going to be killed."""
+    from oxrl.commands.train import run
+
+    os.setpgid(0, 0)
+    run(cfg, resume=True)
+
+
+def start_run(
+    cfg: Config, body: Callable[..., None] = run_in_child, *further: float
+) -> multiprocessing.process.BaseProcess:
+    # The fork server has everything imported, so that a killed run costs a second and not ten.
+    process = forked(body, cfg, *further)
+    process.start()
+    return process
+
+
+def kill_when(
+    process: multiprocessing.process.BaseProcess, run: Path, moment: str, chance: random.Random
+) -> str:
+    """Wait for `moment` of the run, then SIGKILL it. Says what it hit, or "finished" when the run
+    was faster.
+    """
+    metrics, checkpoints = run / "metrics.jsonl", run / "checkpoints"
+    lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    wanted = lines + chance.randint(1, 2)
+    deadline = time.monotonic() + DEADLINE_S
+    while process.is_alive():
+        assert time.monotonic() < deadline, f"the run did not reach {moment} in {DEADLINE_S} s"
+        if moment == "checkpoint":
+            if checkpoints.is_dir() and any(
+                name.startswith(".tmp") for name in os.listdir(checkpoints)
+            ):
+                if metrics.exists() and metrics.stat().st_size:
+                    time.sleep(chance.uniform(0, 0.02))
+                    break
+        elif metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted:
+            line = json.loads(metrics.read_bytes().split(b"\n")[wanted - 1])
+            step_s = line["time/step_s"] - line.get("time/setup_s", 0.0)
+            time.sleep(chance.uniform(0, step_s))  # somewhere in the next rollout, reward or update
+            break
+        time.sleep(0.001)
+    if not process.is_alive():
+        return "finished"
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(DEADLINE_S)
+    return moment
+
+
+def uninterrupted(cfg: Config) -> None:
+    process = start_run(cfg)
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+
+
+def killed_until_done(cfg: Config, *, kills: int, seed: int) -> list[str]:
+    """Kill the run `kills` times at random moments, resuming in between, then let it finish."""
+    chance = random.Random(seed)
+    hits: list[str] = []
+    while len(hits) < kills:
+        moment = chance.choice(["checkpoint", "anywhere", "anywhere"])
+        hit = kill_when(process := start_run(cfg), cfg.run.directory, moment, chance)
+        process.join(DEADLINE_S)
+        if hit == "finished":
+            assert process.exitcode == 0
+            break
+        hits.append(hit)
+    uninterrupted(cfg)
+    return hits
