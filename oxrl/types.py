@@ -20,6 +20,19 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
                        [ 1,  1,  0,  0,  0]]
     response_mask     [[ 0,  0,  1,  1,  1],      sampled by the policy, and trained on
                        [ 0,  1,  0,  0,  0]]
+
+One sample has ten forms on its way from a prompt to the gradient:
+
+    Request        an answer that is asked for: its prompt, how it is sampled, with which seed
+    Segment        tokens that the policy or an environment wrote, and what is recorded of each
+    Completion     the whole answer: its segments, its text, and why it ended
+    Finished       a request and its completion, as the sampler returns them (engines/sample)
+    Score          what the reward gave for it, or why it gave nothing
+    Rollout        prompt, completion and score: a line of samples.jsonl
+    Laid           its rows in lists, with a place for every token (data/batching.py)
+    RolloutBatch   the rows of all rollouts of a step, as tensors
+    PolicyBatch    the same with advantages, and what every model says before the update
+    MicroBatch     those rows that one forward and backward pass reads (engines/train)
 """
 
 from __future__ import annotations
@@ -45,7 +58,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # What an image is called once it is known: the SHA-256 of its bytes.
 IMAGE_NAME = re.compile("[0-9a-f]{64}")
 # By name, of any kind: what is only read (nothing is known of a value that is an object), and what
-# is being made. Then texts that are being collected.
+# is being made.
 Named = Mapping[str, Any]
 Objects = Mapping[str, object]
 Values = dict[str, object]
