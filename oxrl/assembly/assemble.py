@@ -13,12 +13,14 @@ from oxrl.assembly.assembly import Assembly, Engines, Limits
 from oxrl.assembly.reward_pools import start_rewards
 from oxrl.checkpoint import Saved
 from oxrl.config import Config
+from oxrl.config.conditions import takes_kl
+from oxrl.config.roles import roles_of
 from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery import Delivery, SharedWeights
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import Heard, unheard
-from oxrl.engines.train import Scorer
+from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
 from oxrl.errors import InvariantError, required
@@ -41,6 +43,7 @@ from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.waiting import Patience
 from oxrl.tables.cells import BINARY_REWARDS, GROUPS
 from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.roles import POLICY, REFERENCE
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Group, Prompt, Scores
 
@@ -121,15 +124,14 @@ def assemble(
         epochs=cfg.train.epochs,
         minibatches=cfg.train.minibatches,
         kl_coeff=cfg.train.value(KL_COEFF),
-        policy=engines.trainers["policy"],
-        reference=reference_of(assembly, engines),
+        models=models_of(cfg, engines),
         objective=objective,
         features=features,
         source=kept_source(cfg, source),
         row_rules=build_row_rules(assembly, limits),
         evaluation=build_evaluation(assembly, held_out, limits, parts, source),
         ledger=ledger,
-        saved=what_is_saved(engines, features, source, delivery),
+        saved=what_is_saved(cfg, engines, features, source),
         ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
         keeps_tokens=cfg.run.record == "tokens",
     )
@@ -147,7 +149,7 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
         return build_ray_engines(assembly, stack)
     trainers = assembly.trainers()
-    policy = trainers["policy"]
+    policy = trainers[POLICY]
     model = cast(PreTrainedModel, policy.model)
     limits = assembly.limits(model)
     if not cfg.sampling_process:
@@ -164,11 +166,12 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     return Engines(trainers, hosted, limits, proved_delivery(assembly, policy, hosted, limits))
 
 
-def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
-    """The frozen policy: a model of its own, or the policy with its adapter switched off."""
-    if assembly.needs_reference and assembly.cfg.lora.rank:
-        return AdapterOff(cast("Adapted", engines.trainers["policy"]))
-    return engines.trainers.get("reference")
+def models_of(cfg: Config, engines: Engines) -> Models[Scorer]:
+    """The models of a run; a reference may be the policy with its adapter switched off."""
+    models = Models[Scorer](engines.trainers)
+    if takes_kl(cfg) and REFERENCE not in models:
+        models[REFERENCE] = AdapterOff(cast("Adapted", models[POLICY]))
+    return models
 
 
 def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
@@ -387,18 +390,19 @@ def build_evaluation(
 
 
 def what_is_saved(
-    engines: Engines, features: Sequence[Feature], source: RolloutSource, delivery: Delivery
+    cfg: Config, engines: Engines, features: Sequence[Feature], source: RolloutSource
 ) -> dict[str, Saved]:
     """Subdirectory of a checkpoint -> what is stored there; the policy is the checkpoint itself."""
-    saved: dict[str, Saved] = {".": engines.trainers["policy"]}
-    if "critic" in engines.trainers:
-        saved["critic"] = engines.trainers["critic"]
-    if any(feature.moves_reference for feature in features) and "reference" in engines.trainers:
-        saved["reference"] = engines.trainers["reference"]
+    trainers = engines.trainers
+    saved: dict[str, Saved] = {
+        role.saved: trainers[role.name] for role in roles_of(cfg) if role.saved is not None
+    }
+    if any(feature.moves_reference for feature in features) and REFERENCE in trainers:
+        saved[REFERENCE] = trainers[REFERENCE]
     if not isinstance(source, SyncRollouts):
         saved["samples"] = cast(Saved, source)
-    if not isinstance(delivery, SharedWeights):
-        saved["delivery"] = cast(Saved, delivery)
+    if not isinstance(engines.delivery, SharedWeights):
+        saved["delivery"] = cast(Saved, engines.delivery)
     for feature in features:
         saved |= feature.saved()
     return saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
+from oxrl.config.conditions import takes_kl
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import model_dims
 from oxrl.tables.numbers import KL_COEFF
@@ -19,7 +20,7 @@ def reference_text(cfg: Config) -> str:
     row = cfg.train.row
     if row.recipe == "preference":
         return _preference_reference(cfg)
-    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
+    if row.recipe != "rl" or not takes_kl(cfg):
         return ""
     coefficient = cfg.train.value(KL_COEFF)
     usual = row.defaults.get(KL_COEFF.key) == coefficient

@@ -207,7 +207,12 @@ def has_reference_model(cfg: Config) -> bool:
     row = cfg.train.row
     if row.recipe == "preference":
         return row.moves_reference
-    return row.kl != "none" and cfg.train.value(KL_COEFF) > 0 and not cfg.lora.rank
+    return takes_kl(cfg) and not cfg.lora.rank
+
+
+def takes_kl(cfg: Config) -> bool:
+    """There is a reference: its log-probabilities reach the loss or the reward."""
+    return cfg.train.row.kl != "none" and cfg.train.value(KL_COEFF) > 0
 
 
 @otherwise(

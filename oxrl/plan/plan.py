@@ -7,7 +7,7 @@ from rich.filesize import decimal
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.assembly.reference import reference_text
 from oxrl.config.conditions import generates_answers
-from oxrl.config.reads import models_trained
+from oxrl.config.roles import roles_of
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import told_origin
 from oxrl.errors import DataError, UnreachableError, counted
@@ -193,7 +193,7 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
 def _waits(cfg: Config) -> str:
     """Describe the longest wait of each phase, with the bytes of this model."""
     weights = cfg.model.nbytes
-    sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
+    sizes: dict[Phase, int] = {"load": len(roles_of(cfg)) * weights, "sync": weights}
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
     shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
     return (
