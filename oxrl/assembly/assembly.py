@@ -22,6 +22,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import attends_to_everything, module_sampler
+from oxrl.engines.sample.rows import NOTHING, Recorded
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Part as PartOfWeights
 from oxrl.engines.train import TrainEngine
@@ -41,6 +42,7 @@ from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC, REWARD_PARTS
+from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF, NUMBERS
 from oxrl.tables.policy import Algorithm
@@ -427,6 +429,16 @@ class Assembly:
         return trainers
 
     # --- What samples, and what is asked of it.
+    @cached_property
+    def recorded(self) -> Recorded:
+        """What is recorded of every sampled token, beside its log-probability and version."""
+        return NOTHING
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of what is recorded."""
+        return {name: recording.column for name, recording in self.recorded.items()}
+
     def local_sampler(self, model: PreTrainedModel) -> ModuleSampler:
         """A sampler on a model of this process, as many rows at a time as the config says."""
         return module_sampler(
@@ -435,6 +447,7 @@ class Assembly:
             max_rows=self.cfg.inference_engine.max_rows,
             longest=self.cfg.model.max_length,
             images=self.images,
+            recorded=self.recorded,
         )
 
     # --- Data.
