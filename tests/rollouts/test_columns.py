@@ -32,7 +32,8 @@ from toy_columns import (
     recording_sampler,
 )
 
-from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.assemble import placed_steps
+from oxrl.assembly.assembly import Assembly, Limits
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.data.actions import ActionHead
@@ -58,7 +59,7 @@ from oxrl.recipes import rl
 from oxrl.recipes.objective import Objective
 from oxrl.rollouts import whole_samples
 from oxrl.rollouts.batch import RowRules, trainable_rows
-from oxrl.rollouts.sync import BareScorer, RolloutStep
+from oxrl.rollouts.sync import RolloutStep
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.tables.columns import Column
 from oxrl.tables.engines import SAMPLING_ENGINES
@@ -148,12 +149,13 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_every_sampled_token_has_its_entries_whatever_slots_it_moved_through(kind: str) -> None:
-    # More requests than slots, of uneven lengths: rows end at different times and others move.
-    asked = [*make_requests(3, 2, max_tokens=5), *make_requests(4, 2, prefix="b", max_tokens=11)]
+    # More requests than slots: rows in front end earlier than those behind, which move there.
+    short = make_requests(6, max_tokens=5, stop_token_ids=())
+    long = make_requests(6, prefix="long", max_tokens=11, stop_token_ids=())
+    asked = [request for pair in zip(short, long, strict=True) for request in pair]
     done = generate(SAMPLERS[kind](), asked, deadline_s=60)
     for request, completion in zip(asked, done, strict=True):
         check_completion(request, completion)
-    assert len({completion.sampled for completion in done}) > 1
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -597,18 +599,20 @@ def test_columns_are_dropped_from_samples_once_rows_are_laid_out() -> None:
     assert step.rollouts[0].completion.segments[0].columns == {}
 
 
-def test_rewards_are_not_sent_columns() -> None:
+def test_rewards_are_not_sent_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, done = one_response()
 
     class Seeing:
         def score(self, groups: Any, patience: Any = None) -> list[list[Score]]:
-            for _, completions in groups:
-                for completion in completions:
-                    assert completion == done[0].bare
-                    assert not any(part.columns for part in completion.segments)
-            return [[Score(value=1.0)] for _ in groups]
+            [(_, [completion])] = groups
+            assert completion == done[0].bare and completion.segments[0].columns == {}
+            return [[Score(value=1.0)]]
 
-    assert BareScorer(Seeing()).score([(asked[0].prompt, done)]) == [[Score(value=1.0)]]
+    monkeypatch.setattr(Assembly, "recorded", TOYS)
+    assembly = Assembly(rl_config(tmp_path, "run", reward={"name": "exact"}))
+    scorer = placed_steps(assembly, Seeing(), Limits(None, (), None))
+    assert scorer is not None
+    assert scorer.score([(asked[0].prompt, done)]) == [[Score(value=1.0)]]
     assert done[0].segments[0].columns
 
 
@@ -684,9 +688,10 @@ def toy_rows(responses: list[int]) -> TokenBatch:
 
 
 def test_packed_rows_say_where_each_token_comes_from() -> None:
-    batch = toy_rows([3, 5, 1])
+    batch = toy_rows([3, 5, 1, 4])
+    batch.tokens[::2, 0] = 99  # two prompts, the rows of which stand in turn
     layout = laid_out(batch, groups_of(batch))
-    assert layout.sources.numel() == 4 + 3 + 5 + 1
+    assert layout.sources.numel() == 2 * 4 + 3 + 5 + 1 + 4
     check_packed(batch, layout)
 
 
