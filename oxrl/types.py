@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from oxrl.tables.columns import Entries
-
 Metrics = dict[str, float]
 TokenIds = tuple[int, ...]
 Names = tuple[str, ...]
@@ -55,6 +53,8 @@ Texts = dict[str, str]
 # By name; the second one is only read.
 Tensors = dict[str, "Tensor"]
 TensorMap = Mapping[str, "Tensor"]
+# Of one column, an entry per token: numbers, or bytes where a token has several numbers.
+Entries = tuple[Any, ...]
 # Of a TokenBatch, the column that is not recorded but chosen before the update.
 CANDIDATES = "candidates"
 # What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".

@@ -104,7 +104,6 @@ def assemble(
     scorer = placed_steps(assembly, rewards, limits)
     sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
     scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
-
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,

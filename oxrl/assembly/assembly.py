@@ -431,7 +431,7 @@ class Assembly:
     # --- What samples, and what is asked of it.
     @cached_property
     def recorded(self) -> Recorded:
-        """What is recorded of every sampled token, beside its log-probability and version."""
+        """The columns that are recorded of every sampled token, each with its recorder."""
         return NOTHING
 
     @property

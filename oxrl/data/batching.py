@@ -101,9 +101,11 @@ def padded_column(rows: Sequence[Laid], name: str, column: Column) -> Tensor:
     dtype = getattr(torch, column.dtype)
     if column.width == 1:
         return pad_rows(entries, column.fill, dtype)
-    numbers = [torch.frombuffer(bytearray().join(own), dtype=dtype) for own in entries]
-    tokens = [own.view(-1, column.width) for own in numbers]
-    return pad_sequence(tokens, batch_first=True, padding_value=column.fill)
+    found: list[Tensor] = []
+    for own in entries:
+        numbers = torch.frombuffer(bytearray().join(own), dtype=dtype)
+        found.append(numbers.view(-1, column.width))
+    return pad_sequence(found, batch_first=True, padding_value=column.fill)
 
 
 def lay_out(rollout: Rollout, blanks: Mapping[str, Any]) -> list[Laid]:
@@ -188,8 +190,13 @@ class Laid:
     @property
     def per_token(self) -> dict[str, list[Any]]:
         """All that there is an entry per token of."""
-        per_token = ("token_ids", "trained", "rewards", "turns")
-        return {**{name: getattr(self, name) for name in per_token}, **self.recorded}
+        return {
+            "token_ids": self.token_ids,
+            "trained": self.trained,
+            "rewards": self.rewards,
+            "turns": self.turns,
+            **self.recorded,
+        }
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy reads, and did not write: not trained, with version -1.

@@ -1,4 +1,4 @@
-"""What is recorded of every token that a policy samples, one entry per token.
+"""Columns: quantities that are recorded of every token that a policy samples, an entry per token.
 
 A `Column` says all that a quantity needs to get from the sampler to the loss: slots, prefixes,
 segments, rows, lines of episodes, batches and packed rows carry whatever a run records, by name.
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# Of one column, an entry per token: numbers, or bytes where a token has several numbers.
-Entries = tuple[Any, ...]
 # Types of numbers -> as `array` calls them.
 CODES = {"uint8": "B", "int16": "h", "int32": "i", "int64": "q", "float32": "f"}
 

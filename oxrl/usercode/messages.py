@@ -14,8 +14,8 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.tables.columns import Columns, Entries
-from oxrl.types import Completion, Names, Prompt, Segment, TokenRun, Turn
+from oxrl.tables.columns import Columns
+from oxrl.types import Completion, Entries, Names, Prompt, Segment, TokenRun, Turn
 
 Json = dict[str, Any]
 # Above what user code opens, and what it closes by guessing: few programs hold a hundred files.

@@ -22,9 +22,9 @@ from oxrl.engines.sample.gumbel import restrict, sample_tokens
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
-from oxrl.tables.columns import ALWAYS, Column, Entries
+from oxrl.tables.columns import ALWAYS, Column
 from oxrl.tables.engines import SAMPLING_ENGINES, SamplingEngineName
-from oxrl.types import Request, Requests, TokenBatch, TokenIds, TokenRun
+from oxrl.types import Entries, Request, Requests, TokenBatch, TokenIds, TokenRun
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -161,8 +161,11 @@ def check_recorded(name: SamplingEngineName, recorded: Recorded) -> None:
         EngineError: it cannot; says who can.
     """
     for column in recorded:
-        records = {engine: row.records for engine, row in SAMPLING_ENGINES.items()}
-        able = [engine for engine, own in records.items() if own is None or column in own]
+        able = [
+            engine
+            for engine, row in SAMPLING_ENGINES.items()
+            if row.records is None or column in row.records
+        ]
         if name not in able:
             raise EngineError(
                 f"inference_engine.name is {name}, which cannot record the column {column!r} of "
@@ -337,7 +340,7 @@ class Slots:
 
 
 def entries_of(values: Tensor) -> Entries:
-    """What is recorded of some tokens, [n] or [n, width], as entries of a column."""
+    """Entries of a column, from what is recorded of some tokens: [n] or [n, width]."""
     if values.ndim == 1:
         return tuple(values.tolist())
     return tuple(numbers.tobytes() for numbers in values.cpu().numpy())

@@ -40,8 +40,7 @@ from oxrl.models.fingerprints import joined_reports
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
-from oxrl.tables.columns import Entries
-from oxrl.types import FinishReason, Metrics, Request, TokenRun
+from oxrl.types import Entries, FinishReason, Metrics, Request, TokenRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -489,7 +488,7 @@ class VllmEngine(Sampler):
 
 
 def _returned(state: Any) -> tuple[Sequence[int], Any]:
-    """What vLLM has returned of a request that is in it: tokens, and its log-probabilities."""
+    """Tokens that vLLM has sampled of a request that is in it, and its log-probabilities of them."""
     return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
 
 
