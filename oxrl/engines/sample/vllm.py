@@ -488,7 +488,7 @@ class VllmEngine(Sampler):
 
 
 def _returned(state: Any) -> tuple[Sequence[int], Any]:
-    """Tokens that vLLM has sampled of a request that is in it, and its log-probabilities of them."""
+    """Tokens that vLLM has sampled of a request so far, and its log-probabilities of them."""
     return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
 
 
