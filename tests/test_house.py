@@ -34,7 +34,7 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 MOST_NODES = {
     "the core": 340_350,
     "packages": 71_750,
-    ".": 7_550,
+    ".": 7_900,
     "assembly": 16_500,
     "checkpoint": 10_500,
     "cli": 5_100,
@@ -52,7 +52,7 @@ MOST_NODES = {
     "rewards": 14_900,
     "rollouts": 13_900,
     "runs": 21_850,
-    "tables": 7_450,
+    "tables": 7_800,
     "usercode": 12_200,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
@@ -83,7 +83,7 @@ MOST_ARGUMENTS = 7
 # aim is 5,500 and 70.
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
-DRIVER_NODES = 8_150
+DRIVER_NODES = 8_250
 DRIVER_BRANCHES = 70
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")

@@ -19,6 +19,7 @@ from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery import Delivery, SharedWeights
 from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.rows import check_recorded
 from oxrl.engines.sample.sampler import Heard, unheard
 from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
@@ -37,7 +38,13 @@ from oxrl.recipes.objective import Objective
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import GroupScorer, ScoringPool
 from oxrl.rollouts.batch import RowRules
-from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
+from oxrl.rollouts.sync import (
+    BareScorer,
+    PromptRequests,
+    RolloutParts,
+    RolloutSource,
+    SyncRollouts,
+)
 from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.waiting import Patience
@@ -100,7 +107,6 @@ def assemble(
     scorer = placed_steps(assembly, rewards, limits)
     sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
     scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
-
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
@@ -115,6 +121,7 @@ def assemble(
         compared_parts=assembly.compared_parts,
         heard=heard,
         choice=next((each.choice for each in features if each.choice is not None), None),
+        columns=assembly.columns,
     )
     source = build_source(cfg, parts)
     stack.callback(source.close)
@@ -142,8 +149,12 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
     Args:
         stack: closes the sampler, and what surrounds it.
+
+    Raises:
+        EngineError: the engine that samples cannot record what is asked for.
     """
     cfg = assembly.cfg
+    check_recorded(cfg.inference_engine.name, assembly.recorded)
     if cfg.train.backend != "local" or cfg.inference_engine.actors:
         from oxrl.assembly.ray_engines import build_ray_engines  # Ray is an extra
 
@@ -265,7 +276,12 @@ class NoScores:
 def placed_steps(
     assembly: Assembly, scorer: GroupScorer | None, limits: Limits
 ) -> GroupScorer | None:
-    """The scorer, and where in tokens the steps end that it rewards; most rewards have none."""
+    """The scorer, and where in tokens the steps end that it rewards; most rewards have none.
+
+    Columns of tokens are not sent to it.
+    """
+    if scorer is not None and assembly.recorded:
+        scorer = BareScorer(scorer)
     if scorer is None or all(is_ours(REWARD, name) for name in assembly.cfg.reward.names):
         return scorer
     from oxrl.rewards.step_rewards import StepScorer  # where there may be some
@@ -357,6 +373,7 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
         max_staleness=rollout.max_staleness,
         groups_of_two=assembly.cfg.train.row.has(GROUPS),
         images=assembly.images,
+        columns=assembly.columns,
     )
 
 

@@ -23,6 +23,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import attends_to_everything, module_sampler
+from oxrl.engines.sample.rows import NOTHING, Recorded
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Models, TrainEngine
 from oxrl.engines.train import Part as PartOfWeights
@@ -42,6 +43,7 @@ from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import REWARD_PARTS
+from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
 from oxrl.tables.numbers import NUMBERS
 from oxrl.tables.policy import Algorithm
@@ -429,6 +431,16 @@ class Assembly:
         return self.trainer(policy, complete=True, temperature=role.temperature)
 
     # --- What samples, and what is asked of it.
+    @cached_property
+    def recorded(self) -> Recorded:
+        """The columns that are recorded of every sampled token, each with its recorder."""
+        return NOTHING
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of what is recorded."""
+        return {name: recording.column for name, recording in self.recorded.items()}
+
     def local_sampler(self, model: PreTrainedModel) -> ModuleSampler:
         """A sampler on a model of this process, as many rows at a time as the config says."""
         return module_sampler(
@@ -437,6 +449,7 @@ class Assembly:
             max_rows=self.cfg.inference_engine.max_rows,
             longest=self.cfg.model.max_length,
             images=self.images,
+            recorded=self.recorded,
         )
 
     # --- Data.

@@ -28,7 +28,7 @@ from oxrl.modelfiles.folder import family_of
 from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
-from oxrl.types import Output, TokenBatch, Want
+from oxrl.types import CANDIDATES, Output, TokenBatch, Want
 
 TOP_K = "top_k="
 # Rotary positions that transformers computes anew by the longest row of every batch.
@@ -178,7 +178,7 @@ def read_tokens(
         temperature=temperature,
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
-        candidates=inputs.candidates,
+        candidates=inputs.columns.get(CANDIDATES),
         top_k=top_k[0] if top_k else 0,
     )
     return Output(**fields)
