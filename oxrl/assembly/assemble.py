@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel
@@ -348,9 +349,24 @@ def build_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
     """Build the source of rollouts: step after step, in rounds, ahead of training, or stored."""
     if parts.choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
         return SyncRollouts(parts)
-    from oxrl.assembly.other_sources import other_source  # the rarer ones
+    from oxrl.rollouts.async_rollouts import AheadRollouts  # the rarer ones
+    from oxrl.rollouts.rounds import RoundRollouts  # as above
+    from oxrl.rollouts.whole_samples import StoredRollouts  # as above
 
-    return other_source(cfg, parts)
+    if cfg.rollout.from_samples is not None:
+        return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
+    if not cfg.sampling_block:
+        return RoundRollouts(parts)
+    rounds = 1 if parts.choice is None else parts.choice.rounds
+    per_batch = parts.prompts_per_step * parts.requests.per_prompt * rounds
+    return AheadRollouts(
+        parts,
+        block=cfg.sampling_block,
+        capacity=2 * cfg.sampling_block * per_batch,
+        rollout_steps=cfg.run.steps // cfg.train.updates,
+        updates=cfg.train.updates,
+        background=cfg.inference_engine.actors > 0,
+    )
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -145,9 +145,15 @@ def find_cells(row: Row) -> tuple[Estimator, Gate]:
     """
     if row.advantage in GROUP_ADVANTAGES and row.gate in CLIPPED_GATES:
         return GROUP_ADVANTAGES[row.advantage], CLIPPED_GATES[row.gate]
-    from oxrl.recipes.rare_cells import rare_cells  # critics, turns, parts, rarer losses
+    from oxrl.functional.advantages import ADVANTAGES  # of critics, turns, parts
 
-    return rare_cells(row)
+    if row.has_own_loss:
+        from oxrl.usercode.gates import OwnGate  # what a user wrote is found and tried
+
+        return ADVANTAGES[row.advantage], cast(Gate, OwnGate(row.gate))
+    from oxrl.functional.policy_losses import GATES  # rarer losses
+
+    return ADVANTAGES[row.advantage], GATES[row.gate]
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
