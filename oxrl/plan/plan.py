@@ -64,8 +64,8 @@ def _rl_batch(cfg: Config) -> Lines:
     if cfg.sampling_block:
         lag = (
             f"; asynchronous: {counted(cfg.sampling_block, 'rollout step')} at a time, while "
-            f"earlier ones train, staleness at most {(2 * cfg.sampling_block - 1) * updates} "
-            "weight versions"
+            f"earlier ones train, staleness at most "
+            f"{counted((2 * cfg.sampling_block - 1) * updates, 'weight version')}"
         )
     return {
         "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",

@@ -278,7 +278,7 @@ SIGNS = (
     Sign(
         "same-groups",
         same_groups,
-        "nearly every group has one and the same reward, so hardly a prompt teaches anything. "
+        "nearly every group has zero reward variance, so hardly a prompt gives a gradient. "
         "Prompts of middling difficulty, a larger rollout.n_samples, a finer reward, or "
         "train.alg_name: dapo",
         "reward/zero_variance_groups is 0.9 or more, and most of these groups are not right",

@@ -294,7 +294,7 @@ def test_a_reference_is_announced_with_its_cost_its_reason_and_how_to_do_without
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("dpo", "dpo compares the policy with itself before training: what that says of each row"),
+        ("dpo", "dpo needs log-probabilities of the policy before training: computed once per row"),
         ("tr_dpo", "which follows it: tr_dpo asks for it"),
         ("simpo", ""),
         ("sft", ""),
