@@ -472,8 +472,8 @@ def test_a_reader_changes_files_seldom_from_prompt_to_gradient(
     assert set(found) == set(told), "make docs writes it anew"
 
 
-def test_the_readme_says_how_large_the_core_is(default_run: dict[str, Any]) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_the_code_says_how_large_the_core_is(default_run: dict[str, Any]) -> None:
+    text = (ROOT / "docs/code.md").read_text(encoding="utf-8")
     line = text[text.index("The core, `oxrl/`,") :].partition("\n\n")[0]
     core, read = (int(number.replace(",", "")) for number in re.findall(r"\d+,000", line))
     shares = [int(number) for number in re.findall(r"(\d+)\s%", line)]

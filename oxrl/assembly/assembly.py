@@ -506,7 +506,7 @@ class Assembly:
             stream=data.stream,
             columns=data.columns,
             images=self.images,
-            no_images=lacks if sees else "models here do not see",
+            no_images=lacks if sees else "this model cannot read",
             actions=self.actions,
         )
 
@@ -551,7 +551,7 @@ def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None)
     """
     if not attends_to_everything(model.config, longest):
         raise shared_prefix.SharingRefused(
-            f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "
-            "all tokens before; set it to false"
+            f"train.share_prefix: not every layer of {type(model).__name__} is known to have "
+            "full attention; set it to false"
         )
     trainer.checked(partial(trials.check_sharing, model))

@@ -48,5 +48,5 @@ def _preference_reference(cfg: Config) -> str:
     if method.moves_reference:
         held = f"{_reference_model(cfg)}, which follows it"
         return f"{held}: {cfg.train.alg_name} asks for it; {free}"
-    why = f"{cfg.train.alg_name} compares the policy with itself before training"
-    return f"{why}: what that says of each row is computed once and kept on disk; {free}"
+    needs = f"{cfg.train.alg_name} needs log-probabilities of the policy before training"
+    return f"{needs}: computed once per row and kept on disk; {free}"

@@ -76,7 +76,7 @@ def has_environment(cfg: Config) -> bool:
     return bool(cfg.environment.name)
 
 
-@otherwise("is read where turns read what was said before; rollout.context=last: remove it")
+@otherwise("is read where turns see earlier turns, and rollout.context is last: remove it")
 def reads_history(cfg: Config) -> bool:
     """Turns of an episode read earlier ones."""
     return cfg.rollout.context not in ("last", "window: 1")
@@ -318,7 +318,7 @@ def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
         return
     if cfg.train.backend != "local":
         yield (
-            "was not compared with plain rows on several ranks that learn from pairs",
+            "was not compared with plain rows of pairs on several ranks",
             ", or train.backend to local",
             "train.backend",
         )

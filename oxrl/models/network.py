@@ -255,9 +255,9 @@ def check_packing(model: PreTrainedModel) -> None:
     if "position_ids" in taken and not _leaks(model):
         return
     raise ConfigError(
-        f"data.pack_tokens: {type(model).__name__} carries what it has read over from one example "
-        "to the next of a packed row, which positions cannot prevent (a recurrent state, or "
-        "attention that does not look at positions); leave data.pack_tokens out"
+        f"data.pack_tokens: {type(model).__name__} leaks state from one example of a packed row to "
+        "the next, which position ids cannot prevent (a recurrent state, or attention without "
+        "positions); leave data.pack_tokens out"
     )
 
 

@@ -106,7 +106,7 @@ def attend(
     """
     unknown = [name for name in UNKNOWN if kwargs.get(name) is not None]
     if LAYOUT not in kwargs:
-        unknown.append("no word of how rows are laid out")
+        unknown.append("no positions of shared prefixes")
     if attention_mask is not None:
         unknown.append("a mask of its own")
     if unknown:

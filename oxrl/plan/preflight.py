@@ -205,9 +205,8 @@ def check_prompts_read(cfg: Config, prepared: Prepared) -> str:
     if not sharing_is_read(cfg):
         return ""
     if cfg.train.share_prefix != "auto":
-        how = "once for all responses" if cfg.train.share_prefix else "once per response"
-        return f"read {how}, as train.share_prefix says"
-    return describe_sharing(decide_sharing(_as_it_is_here(cfg))).removeprefix("each prompt is ")
+        return f"share_prefix: {'on' if cfg.train.share_prefix else 'off'}, as configured"
+    return describe_sharing(decide_sharing(_as_it_is_here(cfg)))
 
 
 def _as_it_is_here(cfg: Config) -> Config:
@@ -255,10 +254,10 @@ def check_tokenizer(cfg: Config, prepared: Prepared) -> str:
     template = cfg.model.chat_template or "its own chat template"
     ends = encoder.ends
     named = tokenizer.convert_ids_to_tokens
-    text = f"{len(tokenizer):,} tokens, {template}, a reply ends with {' or '.join(named(ends))}"
+    text = f"{len(tokenizer):,} tokens, {template}, stop token {' or '.join(named(ends))}"
     inside = sorted(encoder.special_ids.difference(ends, [tokenizer.pad_token_id]))
     if inside and cfg.recipe in SAMPLING:
-        text += f"; special tokens inside one are read by rewards: {', '.join(named(inside[-3:]))}"
+        text += f"; special tokens that rewards see as text: {', '.join(named(inside[-3:]))}"
     return text
 
 
@@ -342,9 +341,9 @@ def check_reward(cfg: Config, prepared: Prepared) -> str:
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
     if cfg.scores_nothing:
-        return "none is asked: rollout.from_samples has its scores"
+        return "none: rollout.from_samples has the scores"
     if not cfg.reward.exists:
-        return "none: the environment rewards"
+        return "none: the environment gives the rewards"
     prepared.pool = build_rewards(prepared.assembly_of(without_idle_actors(cfg)))
     told: list[str] = []
     known = True
@@ -473,7 +472,7 @@ def check_optimizer(cfg: Config, prepared: Prepared) -> str:
 def check_memory(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory that rows as long as those of the data take."""
     if cfg.environment.name:
-        raise Unknown("how long rows get is for the environment to say")
+        raise Unknown("the environment decides how long rows get")
     if not prepared.longest:
         raise Unknown("the length of the rows is not known here")
     from oxrl.plan.memory import rows_no_longer  # not for a run of a built-in model
@@ -481,13 +480,13 @@ def check_memory(cfg: Config, prepared: Prepared) -> str:
     tokens = prepared.longest
     if cfg.recipe in SAMPLING:
         tokens += cfg.rollout.max_tokens
-    when = f"with the rows of the data, up to {tokens:,} tokens each"
+    when = f"with the rows of the data, at most {tokens:,} tokens each"
     return _memory_text(rows_no_longer(cfg, tokens), when)
 
 
 def check_limit(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory for rows as long as the configuration allows."""
-    when = "with rows as long as the model reads"
+    when = "with rows that fill the context"
     longest = cfg.model.context_length
     if longest is not None:
         when += f", {longest:,} tokens"
@@ -508,8 +507,8 @@ def _memory_text(cfg: Config, when: str) -> str:
     if needed <= there or not on_cpu(cfg):
         return text
     raise Warned(
-        f"{text}: {decimal(needed)} is more than the {decimal(there)} that are here. Lower "
-        f"model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
+        f"{text}: out of memory is likely, {decimal(needed)} are needed and {decimal(there)} are "
+        f"here. Lower model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
         "model.gradient_checkpointing"
     )
 
