@@ -261,7 +261,7 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
             trainer = assembly.trainer(assembly.policy_to_train(later=assembly.cuts_weights()))
             kept.append(trainer)
             if has_reference_model(cfg):
-                kept.append(assembly.reference())
+                kept.append(assembly.scorer())
             for _ in range(2):
                 trainer.forward_backward(batch, loss_of, frozenset({"logprobs"}))
                 trainer.optim_step()

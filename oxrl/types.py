@@ -20,6 +20,19 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
                        [ 1,  1,  0,  0,  0]]
     response_mask     [[ 0,  0,  1,  1,  1],      sampled by the policy, and trained on
                        [ 0,  1,  0,  0,  0]]
+
+One sample has ten forms on its way from a prompt to the gradient:
+
+    Request        an answer that is asked for: its prompt, how it is sampled, with which seed
+    Segment        tokens that the policy or an environment wrote, and what is recorded of each
+    Completion     the whole answer: its segments, its text, and why it ended
+    Finished       a request and its completion, as the sampler returns them (engines/sample)
+    Score          what the reward gave for it, or why it gave nothing
+    Rollout        prompt, completion and score: a line of samples.jsonl
+    Laid           its rows in lists, with a place for every token (data/batching.py)
+    RolloutBatch   the rows of all rollouts of a step, as tensors
+    PolicyBatch    the same with advantages, and what every model says before the update
+    MicroBatch     those rows that one forward and backward pass reads (engines/train)
 """
 
 from __future__ import annotations
@@ -27,7 +40,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 # Reward workers read these types and must start fast: torch is imported where a tensor is touched.
@@ -45,13 +58,17 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # What an image is called once it is known: the SHA-256 of its bytes.
 IMAGE_NAME = re.compile("[0-9a-f]{64}")
 # By name, of any kind: what is only read (nothing is known of a value that is an object), and what
-# is being made. Then texts that are being collected.
+# is being made.
 Named = Mapping[str, Any]
 Objects = Mapping[str, object]
 Values = dict[str, object]
 # By name; the second one is only read.
 Tensors = dict[str, "Tensor"]
 TensorMap = Mapping[str, "Tensor"]
+# Of one column, an entry per token: numbers, or bytes where a token has several numbers.
+Entries = tuple[Any, ...]
+# Of a TokenBatch, the column that is not recorded but chosen before the update.
+CANDIDATES = "candidates"
 # What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
@@ -126,15 +143,58 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefix:
-    """Tokens of a response that were sampled earlier and are continued.
+class TokenRun:
+    """Tokens in a row, and what is recorded of them: one entry per token.
 
-    `versions` says which weights sampled each of them, `logprobs` (nats) how likely it was then.
+    `logprobs` are the sampler's, in nats, at the sampling temperature; `versions` say which weights
+    sampled a token. `columns`: what else a run records, see `oxrl.tables.columns`.
     """
 
     token_ids: TokenIds = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
+    columns: Mapping[str, Entries] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        counts = {name: len(entries) for name, entries in self.per_token.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"every token needs an entry of everything recorded, got {counts}")
+
+    @property
+    def per_token(self) -> dict[str, Entries]:
+        """Everything that there is an entry per token of, by name, the tokens included."""
+        return {
+            "token_ids": self.token_ids,
+            "logprobs": self.logprobs,
+            "versions": self.versions,
+            **self.columns,
+        }
+
+    def first(self, count: int) -> Self:
+        """So many tokens from the first on."""
+        return self._with({name: own[:count] for name, own in self.per_token.items()})
+
+    def then(self, more: TokenRun) -> Self:
+        """These tokens and others behind them, of which the same is recorded.
+
+        Args:
+            more: those behind.
+
+        Raises:
+            ValueError: something is recorded of only one of the two.
+        """
+        if self.token_ids and self.columns.keys() != more.columns.keys():
+            raise ValueError(
+                f"beside its log-probability {sorted(self.columns)} is recorded of every token, "
+                f"and {sorted(more.columns)} of those that follow"
+            )
+        known = self.per_token
+        return self._with({name: known.get(name, ()) + new for name, new in more.per_token.items()})
+
+    def _with(self, entries: dict[str, Entries]) -> Self:
+        """The same run of other tokens; `entries` as of `per_token`."""
+        named = {name: entries.pop(name) for name in ("token_ids", "logprobs", "versions")}
+        return replace(self, **named, columns=entries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +211,7 @@ class Request:
     sample: int
     sampling: Sampling
     seed: int
-    prefix: Prefix = Prefix()
+    prefix: TokenRun = TokenRun()
     group_seed: int = 0
 
 
@@ -159,31 +219,18 @@ Requests = Sequence[Request]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A run of tokens of one origin, with one logprob and one weight version per token.
+class Segment(TokenRun):
+    """Tokens of one origin.
 
-    `logprobs` are the sampler's, in nats, at the sampling temperature. `turn`: of an episode, from
-    0. `context`: what stood before, where that is not the prompt and the segments before.
+    `turn`: of an episode, from 0. `context`: what stood before, where that is not the prompt and
+    the segments before.
     """
 
-    token_ids: TokenIds
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
     origin: Literal["policy", "environment"] = "policy"
     images: Names = ()
     reward: float | None = None
     turn: int = 0
     context: TokenIds | None = None
-
-    def __post_init__(self) -> None:
-        tokens = len(self.token_ids)
-        logprobs = len(self.logprobs)
-        versions = len(self.versions)
-        if not tokens == logprobs == versions:
-            raise ValueError(
-                "a segment needs one logprob and one version per token, got "
-                f"{tokens} tokens, {logprobs} logprobs, {versions} versions"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +268,12 @@ class Completion:
     def sampled(self) -> int:
         """Tokens that the policy sampled."""
         return sum(len(part.token_ids) for part in self.segments if part.origin == "policy")
+
+    @property
+    def bare(self) -> Completion:
+        """The same without columns, as rewards and records of text need it."""
+        segments = tuple(replace(segment, columns={}) for segment in self.segments)
+        return replace(self, segments=segments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,8 +410,9 @@ class TokenBatch(RowBatch):
     attention_mask: [B, T] bool, real tokens.
     response_mask: [B, T] bool, sampled by the policy and trained on.
     position_ids: [B, T] int64, or None for 0..n-1.
-    candidates: [B, T, K] int64, ids whose logprobs "top_k=<K>" returns instead of those of the
-        most likely tokens.
+    columns: [B, T] or [B, T, width] by name, what the sampler recorded of every token; CANDIDATES,
+        [B, T, K] int64, are ids whose logprobs "top_k=<K>" returns instead of those of the most
+        likely tokens.
     extras: pixels and the like, sliceable by row.
     """
 
@@ -366,7 +420,7 @@ class TokenBatch(RowBatch):
     attention_mask: Tensor
     response_mask: Tensor
     position_ids: Tensor | None = None
-    candidates: Tensor | None = None
+    columns: TensorMap = field(default_factory=dict)
     extras: Mapping[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -407,7 +461,8 @@ class TokenBatch(RowBatch):
 
     def named(self) -> Tensors:
         """Its tensors, as they are recorded."""
-        return {
+        columns = {name: values for name, values in self.columns.items() if name != CANDIDATES}
+        return columns | {
             "tokens": self.tokens,
             "attention_mask": self.attention_mask,
             "response_mask": self.response_mask,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel
@@ -13,12 +14,15 @@ from oxrl.assembly.assembly import Assembly, Engines, Limits
 from oxrl.assembly.reward_pools import start_rewards
 from oxrl.checkpoint import Saved
 from oxrl.config import Config
+from oxrl.config.conditions import takes_kl
+from oxrl.config.roles import roles_of
 from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery import Delivery, SharedWeights
 from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample.rows import check_recorded
 from oxrl.engines.sample.sampler import Heard, unheard
-from oxrl.engines.train import Scorer
+from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
 from oxrl.errors import InvariantError, required
@@ -35,12 +39,19 @@ from oxrl.recipes.objective import Objective
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import GroupScorer, ScoringPool
 from oxrl.rollouts.batch import RowRules
-from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
+from oxrl.rollouts.sync import (
+    BareScorer,
+    PromptRequests,
+    RolloutParts,
+    RolloutSource,
+    SyncRollouts,
+)
 from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.waiting import Patience
 from oxrl.tables.cells import BINARY_REWARDS, GROUPS
 from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.roles import POLICY, REFERENCE
 from oxrl.tables.user_code import REWARD
 from oxrl.types import Group, Prompt, Scores
 
@@ -97,7 +108,6 @@ def assemble(
     scorer = placed_steps(assembly, rewards, limits)
     sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
     scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
-
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
@@ -112,6 +122,7 @@ def assemble(
         compared_parts=assembly.compared_parts,
         heard=heard,
         choice=next((each.choice for each in features if each.choice is not None), None),
+        columns=assembly.columns,
     )
     source = build_source(cfg, parts)
     stack.callback(source.close)
@@ -121,15 +132,14 @@ def assemble(
         epochs=cfg.train.epochs,
         minibatches=cfg.train.minibatches,
         kl_coeff=cfg.train.value(KL_COEFF),
-        policy=engines.trainers["policy"],
-        reference=reference_of(assembly, engines),
+        models=models_of(cfg, engines),
         objective=objective,
         features=features,
         source=kept_source(cfg, source),
         row_rules=build_row_rules(assembly, limits),
         evaluation=build_evaluation(assembly, held_out, limits, parts, source),
         ledger=ledger,
-        saved=what_is_saved(engines, features, source, delivery),
+        saved=what_is_saved(cfg, engines, features, source),
         ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
         keeps_tokens=cfg.run.record == "tokens",
     )
@@ -140,14 +150,18 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
     Args:
         stack: closes the sampler, and what surrounds it.
+
+    Raises:
+        EngineError: the engine that samples cannot record what is asked for.
     """
     cfg = assembly.cfg
+    check_recorded(cfg.inference_engine.name, assembly.recorded)
     if cfg.train.backend != "local" or cfg.inference_engine.actors:
         from oxrl.assembly.ray_engines import build_ray_engines  # Ray is an extra
 
         return build_ray_engines(assembly, stack)
     trainers = assembly.trainers()
-    policy = trainers["policy"]
+    policy = trainers[POLICY]
     model = cast(PreTrainedModel, policy.model)
     limits = assembly.limits(model)
     if not cfg.sampling_process:
@@ -164,11 +178,12 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     return Engines(trainers, hosted, limits, proved_delivery(assembly, policy, hosted, limits))
 
 
-def reference_of(assembly: Assembly, engines: Engines) -> Scorer | None:
-    """The frozen policy: a model of its own, or the policy with its adapter switched off."""
-    if assembly.needs_reference and assembly.cfg.lora.rank:
-        return AdapterOff(cast("Adapted", engines.trainers["policy"]))
-    return engines.trainers.get("reference")
+def models_of(cfg: Config, engines: Engines) -> Models[Scorer]:
+    """The models of a run; a reference may be the policy with its adapter switched off."""
+    models = Models[Scorer](engines.trainers)
+    if takes_kl(cfg) and REFERENCE not in models:
+        models[REFERENCE] = AdapterOff(cast("Adapted", models[POLICY]))
+    return models
 
 
 def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
@@ -262,7 +277,12 @@ class NoScores:
 def placed_steps(
     assembly: Assembly, scorer: GroupScorer | None, limits: Limits
 ) -> GroupScorer | None:
-    """The scorer, and where in tokens the steps end that it rewards; most rewards have none."""
+    """The scorer, and where in tokens the steps end that it rewards; most rewards have none.
+
+    Columns of tokens are not sent to it.
+    """
+    if scorer is not None and assembly.recorded:
+        scorer = BareScorer(scorer)
     if scorer is None or all(is_ours(REWARD, name) for name in assembly.cfg.reward.names):
         return scorer
     from oxrl.rewards.step_rewards import StepScorer  # where there may be some
@@ -329,9 +349,24 @@ def build_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
     """Build the source of rollouts: step after step, in rounds, ahead of training, or stored."""
     if parts.choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
         return SyncRollouts(parts)
-    from oxrl.assembly.other_sources import other_source  # the rarer ones
+    from oxrl.rollouts.async_rollouts import AheadRollouts  # the rarer ones
+    from oxrl.rollouts.rounds import RoundRollouts  # as above
+    from oxrl.rollouts.whole_samples import StoredRollouts  # as above
 
-    return other_source(cfg, parts)
+    if cfg.rollout.from_samples is not None:
+        return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
+    if not cfg.sampling_block:
+        return RoundRollouts(parts)
+    rounds = 1 if parts.choice is None else parts.choice.rounds
+    per_batch = parts.prompts_per_step * parts.requests.per_prompt * rounds
+    return AheadRollouts(
+        parts,
+        block=cfg.sampling_block,
+        capacity=2 * cfg.sampling_block * per_batch,
+        rollout_steps=cfg.run.steps // cfg.train.updates,
+        updates=cfg.train.updates,
+        background=cfg.inference_engine.actors > 0,
+    )
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
@@ -354,6 +389,7 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
         max_staleness=rollout.max_staleness,
         groups_of_two=assembly.cfg.train.row.has(GROUPS),
         images=assembly.images,
+        columns=assembly.columns,
     )
 
 
@@ -387,18 +423,19 @@ def build_evaluation(
 
 
 def what_is_saved(
-    engines: Engines, features: Sequence[Feature], source: RolloutSource, delivery: Delivery
+    cfg: Config, engines: Engines, features: Sequence[Feature], source: RolloutSource
 ) -> dict[str, Saved]:
     """Subdirectory of a checkpoint -> what is stored there; the policy is the checkpoint itself."""
-    saved: dict[str, Saved] = {".": engines.trainers["policy"]}
-    if "critic" in engines.trainers:
-        saved["critic"] = engines.trainers["critic"]
-    if any(feature.moves_reference for feature in features) and "reference" in engines.trainers:
-        saved["reference"] = engines.trainers["reference"]
+    trainers = engines.trainers
+    saved: dict[str, Saved] = {
+        role.saved: trainers[role.name] for role in roles_of(cfg) if role.saved is not None
+    }
+    if any(feature.moves_reference for feature in features) and REFERENCE in trainers:
+        saved[REFERENCE] = trainers[REFERENCE]
     if not isinstance(source, SyncRollouts):
         saved["samples"] = cast(Saved, source)
-    if not isinstance(delivery, SharedWeights):
-        saved["delivery"] = cast(Saved, delivery)
+    if not isinstance(engines.delivery, SharedWeights):
+        saved["delivery"] = cast(Saved, engines.delivery)
     for feature in features:
         saved |= feature.saved()
     return saved

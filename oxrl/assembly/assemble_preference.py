@@ -34,7 +34,7 @@ def build_preference(
         numbers={number.name: train.value(number) for number in read},
         mix=train.mix,
         policy=engine,
-        moving_reference=assembly.reference() if method.moves_reference else None,
+        moving_reference=assembly.scorer() if method.moves_reference else None,
         pad_id=assembly.pad_id,
         images=assembly.images,
     )

@@ -16,15 +16,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config import Config
+from oxrl.config.roles import roles_of
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import attends_to_everything, module_sampler
+from oxrl.engines.sample.rows import NOTHING, Recorded
 from oxrl.engines.sample.sampler import ModuleSampler
+from oxrl.engines.train import Models, TrainEngine
 from oxrl.engines.train import Part as PartOfWeights
-from oxrl.engines.train import TrainEngine
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
@@ -40,10 +42,12 @@ from oxrl.runs.device import chosen_device
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, never
 from oxrl.seeds import stable_seed
-from oxrl.tables.cells import CRITIC, REWARD_PARTS
+from oxrl.tables.cells import REWARD_PARTS
+from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
-from oxrl.tables.numbers import CRITIC_LR, KL_COEFF, NUMBERS
+from oxrl.tables.numbers import NUMBERS
 from oxrl.tables.policy import Algorithm
+from oxrl.tables.roles import Role
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
 
 if TYPE_CHECKING:
@@ -219,12 +223,6 @@ class Assembly:
         )
 
     @property
-    def needs_reference(self) -> bool:
-        """Only where its log-probabilities reach the loss or the reward is a reference loaded."""
-        train = self.cfg.train
-        return train.row.kl != "none" and train.value(KL_COEFF) > 0
-
-    @property
     def part_weights(self) -> dict[str, float]:
         """Name -> weight of every part of the reward; in episodes their own rewards are one too.
 
@@ -247,6 +245,7 @@ class Assembly:
         self,
         load: Callable[..., Any] = load_policy,
         *,
+        name: str | None = None,
         device: torch.device | None = None,
         later: bool = False,
         trained: bool = False,
@@ -255,26 +254,28 @@ class Assembly:
 
         Args:
             load: of a policy, or of a critic.
+            name: of other weights than those of `model.name`.
             device: None: the run's.
             later: leave its weights to the engine that it is for.
             trained: hold linear layers under an adapter in four bits, where that is asked for.
         """
         asked = self.cfg.model
+        name = name or asked.name
         options = LoadOptions(
             dtype=self.dtype,
             attention=asked.attention,
             device=device or self.device,
             seed=stable_seed("model", self.cfg.run.seed),
             trust_remote_code=asked.trust_remote_code,
-            revision=asked.revision,
+            revision=asked.revision if name == asked.name else None,
             later=later,
             four_bit="held" if trained and asked.load_in_4bit else "no",
         )
-        model = load(asked.name, options)
+        model = load(name, options)
         fix_rotations(model, asked.max_length)
         host = getattr(model, "decoder", model)
         computes = getattr(host.config, "_attn_implementation", None)
-        log.info("%s: attention is computed by %s (model.attention)", asked.name, computes)
+        log.info("%s: attention is computed by %s (model.attention)", name, computes)
         if self.actions is not None and load is load_policy:
             sample_only(model, self.actions.support)
         return model
@@ -407,26 +408,39 @@ class Assembly:
         parts = part_of(cast(PreTrainedModel, model))
         return {name: rate for name, part in parts.items() if part == "vision"}
 
-    def reference(self, *, temperature: float = 1.0) -> Trainer:
-        """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
-        model = self.model(later=self.cuts_weights(trained=False))
+    def scorer(self, name: str | None = None, *, temperature: float = 1.0) -> Trainer:
+        """An engine that only answers; with DeepSpeed as `deepspeed_ref` says.
+
+        Args:
+            name: of other weights than those of `model.name`.
+        """
+        model = self.model(name=name, later=self.cuts_weights(trained=False))
         return self.trainer(model, lr=0.0, temperature=temperature, trained=False)
 
-    def trainers(self) -> dict[str, Trainer]:
-        """The models of an RL run that are trained or only read, on this process's device: policy,
-        reference, critic.
-        """
-        temperature = self.cfg.rollout.temperature
+    def trainers(self) -> Models[Trainer]:
+        """The models of an RL run that are trained or only read, on this process's device."""
+        return Models((role.name, self.trainer_of(role)) for role in roles_of(self.cfg))
+
+    def trainer_of(self, role: Role) -> Trainer:
+        """The engine of a model of an RL run."""
+        if not role.trained:
+            return self.scorer(role.model, temperature=role.temperature)
+        if role.head == "values":
+            return self.trainer(self.critic_to_train(), lr=role.lr)
         policy = self.policy_to_train(later=self.cuts_weights())
-        trainers = {"policy": self.trainer(policy, complete=True, temperature=temperature)}
-        if self.cfg.train.row.has(CRITIC):
-            critic_lr = self.cfg.train.value(CRITIC_LR)
-            trainers["critic"] = self.trainer(self.critic_to_train(), lr=critic_lr)
-        if self.needs_reference and not self.cfg.lora.rank:
-            trainers["reference"] = self.reference(temperature=temperature)
-        return trainers
+        return self.trainer(policy, complete=True, temperature=role.temperature)
 
     # --- What samples, and what is asked of it.
+    @cached_property
+    def recorded(self) -> Recorded:
+        """The columns that are recorded of every sampled token, each with its recorder."""
+        return NOTHING
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of what is recorded."""
+        return {name: recording.column for name, recording in self.recorded.items()}
+
     def local_sampler(self, model: PreTrainedModel) -> ModuleSampler:
         """A sampler on a model of this process, as many rows at a time as the config says."""
         return module_sampler(
@@ -435,6 +449,7 @@ class Assembly:
             max_rows=self.cfg.inference_engine.max_rows,
             longest=self.cfg.model.max_length,
             images=self.images,
+            recorded=self.recorded,
         )
 
     # --- Data.
@@ -491,7 +506,7 @@ class Assembly:
             stream=data.stream,
             columns=data.columns,
             images=self.images,
-            no_images=lacks if sees else "models here do not see",
+            no_images=lacks if sees else "this model cannot read",
             actions=self.actions,
         )
 
@@ -536,7 +551,7 @@ def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None)
     """
     if not attends_to_everything(model.config, longest):
         raise shared_prefix.SharingRefused(
-            f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "
-            "all tokens before; set it to false"
+            f"train.share_prefix: not every layer of {type(model).__name__} is known to have "
+            "full attention; set it to false"
         )
     trainer.checked(partial(trials.check_sharing, model))

@@ -23,9 +23,7 @@ def features_of(assembly: Assembly, engines: Engines) -> Iterator[Feature]:
         row=train.row,
         train=assembly.algorithm,
         max_tokens=cfg.longest_response,
-        policy=engines.trainers["policy"],
-        critic=engines.trainers.get("critic"),
-        reference=engines.trainers.get("reference"),
+        models=engines.trainers,
         part_weights=assembly.part_weights,
         compared_parts=assembly.compared_parts,
     )

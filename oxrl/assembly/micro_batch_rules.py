@@ -50,9 +50,9 @@ def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
         on_cpu: where the model is computed.
     """
     if cfg.train.engine.several_ranks:
-        return USUAL, f"as always with train.backend {cfg.train.backend}"
+        return USUAL, f"the number for train.backend {cfg.train.backend}"
     if not on_cpu:
-        return USUAL, "as always on a GPU"
+        return USUAL, "the number for a GPU"
     dims = model_dims(cfg.model.name)
     if dims is None:
         return UNKNOWN, "for a model of unknown size on a CPU"
@@ -62,6 +62,11 @@ def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
     return tokens, "for a model of this size on a CPU"
 
 
-def read_at_once(tokens: int) -> str:
-    """In words, what a limit of so many tokens does."""
-    return f"up to {tokens:,} tokens, to fit into memory; what is learned does not depend on it"
+def read_at_once(tokens: int, origin: str) -> str:
+    """In words, what a limit of so many tokens does.
+
+    Args:
+        tokens: of a micro-batch.
+        origin: of the number.
+    """
+    return f"up to {tokens:,} tokens ({origin}); affects memory, not the gradient"

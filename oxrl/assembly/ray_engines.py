@@ -13,16 +13,18 @@ from oxrl.assembly.assembly import Assembly, Engines, Limits
 from oxrl.assembly.reward_models import reward_model_of_actor
 from oxrl.assembly.sampler_processes import proved_delivery, sampler_here, sampler_of
 from oxrl.config import Config
-from oxrl.config.reads import models_trained
+from oxrl.config.roles import roles_of
 from oxrl.config.sections.reward import AskedReward
 from oxrl.engines.ray.cluster import Cluster, by_node, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
+from oxrl.engines.train import Models
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError, required
 from oxrl.rewards.reward_model_actors import ModelActorPool
+from oxrl.tables.roles import POLICY
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -77,13 +79,13 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     if training:
         build_rank = partial(trainers_of_rank, cfg)
         group = RankGroup(
-            cluster, placed.trainers, build_rank, waits, nbytes=models_trained(cfg) * nbytes
+            cluster, placed.trainers, build_rank, waits, nbytes=len(roles_of(cfg)) * nbytes
         )
-        trainers = {name: RayTrainer(group, name) for name in group.sizes}
-        limits = group.call(waits.of("step"), "policy", limits_of, cfg)
+        trainers = Models((name, RayTrainer(group, name)) for name in group.sizes)
+        limits = group.call(waits.of("step"), POLICY, limits_of, cfg)
     else:
         trainers = assembly.trainers()
-        limits = assembly.limits(cast(PreTrainedModel, trainers["policy"].model))
+        limits = assembly.limits(cast(PreTrainedModel, trainers[POLICY].model))
     transport = None
     if sampling.actors:
         images = assembly.images
@@ -102,7 +104,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
             transport = RayTransport(group, sampler, new_model, new_images)
     else:
         sampler = sampler_here(assembly)
-    delivery = proved_delivery(assembly, trainers["policy"], sampler, limits, transport)
+    delivery = proved_delivery(assembly, trainers[POLICY], sampler, limits, transport)
     return Engines(trainers, sampler, limits, delivery)
 
 

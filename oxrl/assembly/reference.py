@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
+from oxrl.config.conditions import takes_kl
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import model_dims
 from oxrl.tables.numbers import KL_COEFF
@@ -19,7 +20,7 @@ def reference_text(cfg: Config) -> str:
     row = cfg.train.row
     if row.recipe == "preference":
         return _preference_reference(cfg)
-    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
+    if row.recipe != "rl" or not takes_kl(cfg):
         return ""
     coefficient = cfg.train.value(KL_COEFF)
     usual = row.defaults.get(KL_COEFF.key) == coefficient
@@ -47,5 +48,5 @@ def _preference_reference(cfg: Config) -> str:
     if method.moves_reference:
         held = f"{_reference_model(cfg)}, which follows it"
         return f"{held}: {cfg.train.alg_name} asks for it; {free}"
-    why = f"{cfg.train.alg_name} compares the policy with itself before training"
-    return f"{why}: what that says of each row is computed once and kept on disk; {free}"
+    needs = f"{cfg.train.alg_name} needs log-probabilities of the policy before training"
+    return f"{needs}: computed once per row and kept on disk; {free}"

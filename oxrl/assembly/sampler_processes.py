@@ -66,7 +66,13 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
         batch_invariant=cfg.run.deterministic,
         adapter_scale=adapter.scale if assembly.part_sent == "adapter" else None,
     )
-    return VllmEngine(model.name, options, images=assembly.images, only=assembly.sampled_alone)
+    return VllmEngine(
+        model.name,
+        options,
+        images=assembly.images,
+        only=assembly.sampled_alone,
+        columns=tuple(assembly.recorded),
+    )
 
 
 def hosted_sampler(assembly: Assembly, closing: Closing) -> RolloutWorkers:

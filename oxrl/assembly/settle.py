@@ -154,10 +154,8 @@ def decide_micro_batch(cfg: Config) -> Choice:
 
 def describe_micro_batch(choice: Choice) -> str:
     """A choice in words."""
-    return (
-        f"read at once: {read_at_once(choice.value)} "
-        f"({micro_batch_rules.FIELD}: auto, {choice.why})"
-    )
+    origin = f"{micro_batch_rules.FIELD}: auto, {choice.why}"
+    return f"micro-batch: {read_at_once(choice.value, origin)}"
 
 
 def decide_sharing(cfg: Config) -> Choice:
@@ -170,20 +168,20 @@ def decide_sharing(cfg: Config) -> Choice:
         DataError: the model's configuration cannot be read.
     """
     for why, _, _ in obstacles(cfg):
-        return Choice(False, f"reading it once {why}")
+        return Choice(False, f"sharing {why}")
     if cfg.recipe == "rl" and cfg.rollout.n_samples == 1:
-        return Choice(False, "a prompt has one response (rollout.n_samples)")
+        return Choice(False, "each prompt has one response (rollout.n_samples)")
     config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
     if not attends_to_everything(config, cfg.model.max_length):
         kind = config.get_text_config().model_type
-        return Choice(False, f"not every layer of {kind} is known to attend to all tokens before")
+        return Choice(False, f"not every layer of {kind} is known to have full attention")
     try:
         difference = _tried(
             cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code, cfg.model.dtype
         )
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
-    return Choice(True, f"a small model of its kind learns the same from it, to {difference:.0e}")
+    return Choice(True, f"on a tiny copy of this model gradients differ by {difference:.0e}")
 
 
 def try_adapter(cfg: Config) -> None:
@@ -223,8 +221,7 @@ def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str)
 
 def describe_sharing(choice: Choice) -> str:
     """A choice in words."""
-    how = "once for all of its responses" if choice.value else "anew for each response"
-    return f"each prompt is read {how}: {choice.why} ({SHARING}: auto)"
+    return f"share_prefix: {'on' if choice.value else 'off'} (auto); {choice.why}"
 
 
 def _reason(refusal: SharingRefused) -> str:

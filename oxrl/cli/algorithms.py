@@ -80,7 +80,7 @@ def algorithm_table(family: str) -> str:
     table = [HEADER, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
-    words = [f"{row.name}: {row.summary} ({row.source})" for row in rows]
+    words = [f"{row.name}: {row.summary} ({row.source})".removesuffix(" ()") for row in rows]
     return "\n".join([*lines, "", *words])
 
 

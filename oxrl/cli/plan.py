@@ -17,7 +17,7 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
         if state == "wrong":  # what a later check finds under the same name follows from the first
             wrong.setdefault(text.partition(":")[0], text)
         else:
-            say(f"{state:<11}{subject}: {text}")
+            say(f"{state:<12}{subject}: {text}")
     if wrong:
         count = counted(len(wrong), "problem")
         raise ConfigError("\n\n".join((f"{count} in what {config} names", *wrong.values())))

@@ -76,7 +76,7 @@ def has_environment(cfg: Config) -> bool:
     return bool(cfg.environment.name)
 
 
-@otherwise("is read where turns read what was said before; rollout.context=last: remove it")
+@otherwise("is read where turns see earlier turns, and rollout.context is last: remove it")
 def reads_history(cfg: Config) -> bool:
     """Turns of an episode read earlier ones."""
     return cfg.rollout.context not in ("last", "window: 1")
@@ -207,7 +207,12 @@ def has_reference_model(cfg: Config) -> bool:
     row = cfg.train.row
     if row.recipe == "preference":
         return row.moves_reference
-    return row.kl != "none" and cfg.train.value(KL_COEFF) > 0 and not cfg.lora.rank
+    return takes_kl(cfg) and not cfg.lora.rank
+
+
+def takes_kl(cfg: Config) -> bool:
+    """There is a reference: its log-probabilities reach the loss or the reward."""
+    return cfg.train.row.kl != "none" and cfg.train.value(KL_COEFF) > 0
 
 
 @otherwise(
@@ -313,7 +318,7 @@ def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
         return
     if cfg.train.backend != "local":
         yield (
-            "was not compared with plain rows on several ranks that learn from pairs",
+            "was not compared with plain rows of pairs on several ranks",
             ", or train.backend to local",
             "train.backend",
         )

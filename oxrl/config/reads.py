@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from operator import attrgetter
 
-from oxrl.config.conditions import SENTENCES, has_reference_model
+from oxrl.config.conditions import SENTENCES
 from oxrl.config.field import About, Condition, Recipes, Section, about
 from oxrl.config.schema import (
     FIELDS,
@@ -26,7 +26,7 @@ from oxrl.config.sections.train import CELLS
 from oxrl.flat_config import differences
 from oxrl.redact import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
-from oxrl.tables.cells import CRITIC, FEATURES
+from oxrl.tables.cells import FEATURES
 from oxrl.tables.numbers import AnyNumber
 from oxrl.tables.policy import ROWS
 
@@ -34,11 +34,6 @@ from oxrl.tables.policy import ROWS
 # reads its number.
 Unmet = Condition | Recipes | AnyNumber
 Verdicts = Mapping[Condition, bool | None]
-
-
-def models_trained(cfg: Config) -> int:
-    """Count the models of the policy's size that training builds: with a critic and a reference."""
-    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
 
 
 def can_read(recipe: str, path: str) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from oxrl.errors import InvariantError
+from oxrl.tables.columns import ALWAYS, LOGPROBS, NOTHING_MORE, VERSIONS, Column, Columns
 from oxrl.types import (
     Completion,
     Example,
@@ -27,26 +29,30 @@ from oxrl.types import (
 LOGPROB_CEILING = 1e-3
 
 
-def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) -> RolloutBatch:
+def to_rollout_batch(
+    rollouts: Rollouts, *, pad_id: int, images: Images = None, columns: Columns = NOTHING_MORE
+) -> RolloutBatch:
     """Lay scored rollouts out as padded tensors, in the order given.
 
     Args:
         rollouts: B of them.
         pad_id: the token that fills rows on the right.
         images: those of the prompts; None: they have none.
+        columns: what else is recorded of every sampled token, by name.
 
     Returns:
         [B, T] tensors. A row without a score has reward NaN and is not valid; an aborted one is not
             valid either. Where an episode has several rows, T is that of lines: see
             `oxrl.data.episode_rows`.
     """
-    episodes = [lay_out(rollout) for rollout in rollouts]
+    blanks = {name: column.blank for name, column in {**ALWAYS, **columns}.items()}
+    episodes = [lay_out(rollout, blanks) for rollout in rollouts]
     rows = [parts[0] for parts in episodes]
     if all(len(parts) == 1 for parts in episodes):
-        inputs = to_inputs(rows, pad_id, images)
+        inputs = _recorded_inputs(rows, pad_id, images, columns)
     else:
         # Turns that read other things than all before.
-        rows, inputs = _lay_out_episodes(episodes, pad_id, images)
+        rows, inputs = _lay_out_episodes(episodes, pad_id, images, columns)
     ends = [how_it_ended(rollout.completion) for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
     scores = [math.nan if value is None else value for value in values]
@@ -59,11 +65,11 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
         turns = pad_rows([row.turns for row in rows], -1, torch.int64)
     return RolloutBatch(
         inputs=inputs,
-        rollout_logprobs=pad_rows([row.logprobs for row in rows], 0.0, torch.float32),
+        rollout_logprobs=padded_column(rows, "logprobs", LOGPROBS),
         rewards=rewards,
         token_rewards=pad_rows([row.rewards for row in rows], 0.0, torch.float64),
         group_ids=torch.tensor([rollout.group_id for rollout in rollouts], dtype=torch.int64),
-        versions=pad_rows([row.versions for row in rows], -1, torch.int64),
+        versions=padded_column(rows, "versions", VERSIONS),
         terminated=torch.tensor([end == "terminated" for end in ends]),
         truncated=torch.tensor([end == "truncated" for end in ends]),
         valid=~rewards.isnan() & torch.tensor(ended),
@@ -72,7 +78,37 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
     )
 
 
-def lay_out(rollout: Rollout) -> list[Laid]:
+def _recorded_inputs(
+    rows: Sequence[Laid], pad_id: int, images: Images, columns: Columns
+) -> TokenBatch:
+    """Lay rows out as a model reads them, with what is recorded of their tokens."""
+    found = {name: padded_column(rows, name, column) for name, column in columns.items()}
+    return replace(to_inputs(rows, pad_id, images), columns=found)
+
+
+def padded_column(rows: Sequence[Laid], name: str, column: Column) -> Tensor:
+    """Stack what is recorded of the tokens of rows of uneven length.
+
+    Args:
+        rows: B rows.
+        name: of the column.
+        column: what it holds.
+
+    Returns:
+        [B, T], or [B, T, width] where a token has several numbers.
+    """
+    entries = [row.recorded[name] for row in rows]
+    dtype = getattr(torch, column.dtype)
+    if column.width == 1:
+        return pad_rows(entries, column.fill, dtype)
+    found: list[Tensor] = []
+    for own in entries:
+        numbers = torch.frombuffer(bytearray().join(own), dtype=dtype)
+        found.append(numbers.view(-1, column.width))
+    return pad_sequence(found, batch_first=True, padding_value=column.fill)
+
+
+def lay_out(rollout: Rollout, blanks: Mapping[str, Any]) -> list[Laid]:
     """Lay a rollout out token by token, with its rewards in place.
 
     A segment with a context of its own begins a row; a response has one, an episode may have more.
@@ -84,13 +120,14 @@ def lay_out(rollout: Rollout) -> list[Laid]:
     Args:
         rollout: a prompt, what was sampled, and its score; where that has no value, its reward is
             0.
+        blanks: of everything recorded, what stands at tokens that were not sampled.
 
     Returns:
         The rows, at least one.
     """
     segments = rollout.completion.segments
     uid = rollout.prompt.uid
-    rows = [Laid(uid=uid, images=list(rollout.prompt.images))]
+    rows = [Laid(blanks, uid=uid, images=list(rollout.prompt.images))]
     if not segments or segments[0].context is None:
         rows[0].read(rollout.prompt.token_ids)
     # Rewards of the row that was written last, and the place of its last sampled token.
@@ -98,7 +135,7 @@ def lay_out(rollout: Rollout) -> list[Laid]:
     for index, segment in enumerate(segments):
         if segment.context is not None:
             if index:
-                rows.append(Laid(uid=uid))
+                rows.append(Laid(blanks, uid=uid))
             rows[-1].images = []
             rows[-1].read(segment.context)
         row = rows[-1]
@@ -135,17 +172,31 @@ def _add_steps(rows: Sequence[Laid], token_rewards: Mapping[int, float]) -> floa
 class Laid:
     """The tokens of one row, and what a batch holds of each of them.
 
-    uid, images: the row's own, and the names of the images that it shows, in their order.
+    blanks: as of `lay_out`. uid, images: the row's own, and the names of the images that it shows,
+    in their order. recorded: name -> an entry per token.
     """
 
+    blanks: Mapping[str, Any]
     uid: str = ""
     images: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.recorded: dict[str, list[Any]] = {name: [] for name in self.blanks}
+
+    @property
+    def per_token(self) -> dict[str, list[Any]]:
+        """All that there is an entry per token of."""
+        return {
+            "token_ids": self.token_ids,
+            "trained": self.trained,
+            "rewards": self.rewards,
+            "turns": self.turns,
+            **self.recorded,
+        }
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy reads, and did not write: not trained, with version -1.
@@ -156,22 +207,28 @@ class Laid:
         count = len(token_ids)
         self.token_ids.extend(token_ids)
         self.trained.extend([False] * count)
-        self.logprobs.extend([0.0] * count)
-        self.versions.extend([-1] * count)
+        for name, blank in self.blanks.items():
+            self.recorded[name].extend([blank] * count)
         self.rewards.extend([0.0] * count)
         self.turns.extend([-1] * count)
 
     def write(self, segment: Segment) -> None:
-        """Add tokens that the policy sampled: trained, with their log-probabilities and versions.
+        """Add tokens that the policy sampled: trained, with what is recorded of them.
 
         Args:
             segment: of the policy; its reward is not added here.
+
+        Raises:
+            InvariantError: something was to be recorded of them, and is not there.
         """
+        given = segment.per_token
         count = len(segment.token_ids)
+        if count and not given.keys() >= self.recorded.keys():
+            raise InvariantError(f"{[*self.recorded]} were to be recorded, {[*given]} were")
         self.token_ids.extend(segment.token_ids)
         self.trained.extend([True] * count)
-        self.logprobs.extend(segment.logprobs)
-        self.versions.extend(segment.versions)
+        for name, entries in self.recorded.items():
+            entries.extend(given.get(name, ()))
         self.rewards.extend([0.0] * count)
         self.turns.extend([segment.turn] * count)
 
@@ -183,34 +240,33 @@ class Laid:
             other: the row, which is not changed.
             places: of tokens in it, in the order in which they are added.
         """
-        for name, values in vars(self).items():
-            if name not in ("uid", "images"):
-                source = getattr(other, name)
-                values.extend([source[at] for at in places])
+        source = other.per_token
+        for name, entries in self.per_token.items():
+            entries.extend([source[name][at] for at in places])
 
 
 def _line_of(rows: Sequence[Laid]) -> tuple[Laid, list[list[int]]]:
     """Keep what was sampled, one token before each turn, and the end of what came after all.
 
     Returns:
-        The line of an episode, and for each of its rows the column of every token.
+        The line of an episode, and for each of its rows the place of every token.
     """
-    line = Laid()
-    columns: list[list[int]] = []
+    line = Laid(rows[0].blanks)
+    places: list[list[int]] = []
     for row in rows:
         leads = [*row.trained[1:], row is rows[-1]]
         kept = [at for at, sampled in enumerate(row.trained) if sampled or leads[at]]
         of_row = [-1] * len(row.token_ids)
-        for column, at in enumerate(kept, start=len(line.token_ids)):
+        for place, at in enumerate(kept, start=len(line.token_ids)):
             if row.trained[at]:
-                of_row[at] = column
-        columns.append(of_row)
+                of_row[at] = place
+        places.append(of_row)
         line.extend(row, kept)
-    return line, columns
+    return line, places
 
 
 def _lay_out_episodes(
-    episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images
+    episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images, columns: Columns
 ) -> tuple[list[Laid], TokenBatch]:
     """Lay episodes out as lines, with the inputs that hold their rows.
 
@@ -218,6 +274,7 @@ def _lay_out_episodes(
         episodes: the rows of each, in order.
         pad_id: the token that fills rows and lines on the right.
         images: those that rows show; None: there are none.
+        columns: as of `to_rollout_batch`.
 
     Returns:
         One line per episode, and `EpisodeInputs`.
@@ -225,21 +282,22 @@ def _lay_out_episodes(
     from oxrl.data.episode_rows import EpisodeInputs  # most rollouts are one row each
 
     lines: list[Laid] = []
-    columns: list[list[int]] = []
+    places: list[list[int]] = []
     for rows in episodes:
         line, of_rows = _line_of(rows)
         lines.append(line)
-        columns += of_rows
-    line_inputs = to_inputs(lines, pad_id, None)
+        places += of_rows
+    line_inputs = _recorded_inputs(lines, pad_id, None, columns)
     rows = [row for rows in episodes for row in rows]
     counts = torch.tensor([len(rows) for rows in episodes])
     inputs = EpisodeInputs(
         tokens=line_inputs.tokens,
         attention_mask=line_inputs.attention_mask,
         response_mask=line_inputs.response_mask,
-        rows=to_inputs(rows, pad_id, images),
+        columns=line_inputs.columns,
+        rows=_recorded_inputs(rows, pad_id, images, columns),
         episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
-        columns=pad_rows(columns, -1, torch.int64),
+        places=pad_rows(places, -1, torch.int64),
     )
     return lines, inputs
 
@@ -337,11 +395,12 @@ def checked_rollout_batch(
     stop_token_ids: Collection[int],
     max_tokens: int | None,
     strict_version: int | None,
+    columns: Columns = NOTHING_MORE,
 ) -> RolloutBatch:
     """Lay scored rollouts out and refuse them where they are broken.
 
     Args:
-        rollouts, pad_id, images: as of `to_rollout_batch`.
+        rollouts, pad_id, images, columns: as of `to_rollout_batch`.
         stop_token_ids, max_tokens, strict_version: as of `check_rollout_batch`.
 
     Returns:
@@ -350,7 +409,7 @@ def checked_rollout_batch(
     Raises:
         InvariantError: see `check_rollout_batch`.
     """
-    batch = to_rollout_batch(rollouts, pad_id=pad_id, images=images)
+    batch = to_rollout_batch(rollouts, pad_id=pad_id, images=images, columns=columns)
     check_rollout_batch(
         batch,
         stop_token_ids=stop_token_ids,

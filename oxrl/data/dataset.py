@@ -58,7 +58,7 @@ class ReadOptions:
     unpaired: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     images: ImageStore | None = None
-    no_images: str = "models here do not see"
+    no_images: str = "this model cannot read"
     actions: ActionHead | None = None
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:

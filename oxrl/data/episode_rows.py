@@ -9,7 +9,7 @@ into the update is cut into rows again.
     row 0   [ask, me,  4,  6, <end>]                 mask  0 0 1 1 1
     row 1   [other, context, 9, <end>]                     0 0 1 1
     line    [me, 4, 6, <end>, context, 9, <end>]           0 1 1 1 0 1 1
-    columns [[-1, -1, 1, 2, 3], [-1, -1, 5, 6, -1]]        where a row's tokens stand in the line
+    places  [[-1, -1, 1, 2, 3], [-1, -1, 5, 6, -1]]        where a row's tokens stand in the line
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxrl.types import Batch, Forward, Output, Tensors, TokenBatch
+from oxrl.types import Batch, Forward, Output, TensorMap, Tensors, TokenBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class EpisodeInputs(TokenBatch):
 
     rows: [R, T], what a model reads.
     episode_ids: [R] int64, the episode of each row, from 0; rows of one stand in order.
-    columns: [R, T] int64, place of a trained token in its episode's line, -1 elsewhere.
+    places: [R, T] int64, place of a trained token in its episode's line, -1 elsewhere.
     """
 
     rows: TokenBatch
     episode_ids: Tensor
-    columns: Tensor
+    places: Tensor
 
     def join(self, values: Tensor) -> Tensor:
         """Put what was computed of rows where it belongs in the lines of their episodes.
@@ -60,15 +60,15 @@ class EpisodeInputs(TokenBatch):
         Returns:
             [R, T, ...], of the same dtype; 0 where nothing was sampled.
         """
-        values = lines.new_zeros((*self.columns.shape, *lines.shape[2:]))
+        values = lines.new_zeros((*self.places.shape, *lines.shape[2:]))
         in_rows, in_lines = self._sampled()
         values[in_rows] = lines[in_lines]
         return values
 
     def _sampled(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Find the sampled tokens: (row, place) of each, and (episode, column)."""
-        row, place = (self.columns >= 0).nonzero(as_tuple=True)
-        return (row, place), (self.episode_ids[row], self.columns[row, place])
+        """Find the sampled tokens: (row, place) of each, and (episode, place)."""
+        row, place = (self.places >= 0).nonzero(as_tuple=True)
+        return (row, place), (self.episode_ids[row], self.places[row, place])
 
     def select(self, rows: Tensor, length: int | None = None) -> EpisodeInputs:
         """See RowBatch; of episodes, each with all of its rows.
@@ -81,20 +81,19 @@ class EpisodeInputs(TokenBatch):
         of_each = [(self.episode_ids == episode).nonzero()[:, 0] for episode in rows.tolist()]
         chosen = torch.cat([rows[:0], *of_each])
         counts = torch.tensor([len(found) for found in of_each], dtype=torch.int64)
-        candidates = self.candidates
         return EpisodeInputs(
             tokens=self.tokens[rows],
             attention_mask=self.attention_mask[rows],
             response_mask=self.response_mask[rows],
-            candidates=None if candidates is None else candidates[rows],
+            columns={name: values[rows] for name, values in self.columns.items()},
             rows=self.rows.select(chosen),
             episode_ids=torch.arange(len(rows)).repeat_interleave(counts),
-            columns=self.columns[chosen],
+            places=self.places[chosen],
         )
 
     def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
         """See TokenBatch; a bootstrap is that of an episode's last row."""
-        rows = dataclasses.replace(self.rows, candidates=self._of_rows(self.candidates))
+        rows = dataclasses.replace(self.rows, columns=self._columns_of_rows())
         said = forward(rows, want)
         found: Tensors = {}
         for name, value in vars(said).items():
@@ -119,8 +118,8 @@ class EpisodeInputs(TokenBatch):
         Every number of an episode is given to each of its rows.
         """
         trained = self.split(self.response_mask)
-        candidates = self._of_rows(self.candidates)
-        rows = dataclasses.replace(self.rows, response_mask=trained, candidates=candidates)
+        columns = self._columns_of_rows()
+        rows = dataclasses.replace(self.rows, response_mask=trained, columns=columns)
         changed = {name: self._of_rows(value) for name, value in vars(batch).items()}
         changed["inputs"] = rows
         return type(batch)(**changed).select(trained.any(1).nonzero()[:, 0])
@@ -128,9 +127,14 @@ class EpisodeInputs(TokenBatch):
     def as_given(self, values: Tensor) -> Tensor:
         """See TokenBatch: of the rows on which something is trained, by lines."""
         trained = self.split(self.response_mask).any(1)
-        rows = values.new_zeros((*self.columns.shape, *values.shape[2:]))
+        rows = values.new_zeros((*self.places.shape, *values.shape[2:]))
         rows[trained] = values
         return self.join(rows)
+
+    def _columns_of_rows(self) -> TensorMap:
+        """Return the columns of the rows, and beside them what was chosen of lines since."""
+        since = self.columns.keys() - self.rows.columns.keys()
+        return {**self.rows.columns, **{name: self.split(self.columns[name]) for name in since}}
 
     def _of_rows(self, value: Any) -> Any:
         """Return a field of a batch of episodes, by rows; it is not `inputs`."""
@@ -143,5 +147,5 @@ class EpisodeInputs(TokenBatch):
     def named(self) -> Tensors:
         """See TokenBatch; and what each row is made of."""
         rows = {f"rows.{name}": value for name, value in self.rows.named().items()}
-        places = {"rows.episode_ids": self.episode_ids, "rows.columns": self.columns}
+        places = {"rows.episode_ids": self.episode_ids, "rows.columns": self.places}
         return super().named() | rows | places

@@ -133,7 +133,7 @@ def open_rows(
         rows = Mixture([load(path) for path in train], list(train.values()))
     size = len(rows)
     if size < per_step:
-        told = "%s: only %d rows for steps of %d: a step learns some of them again"
+        told = "%s: %d rows for batches of %d: a batch repeats some of them"
         log.warning(told, train, size, per_step)
     return rows
 

@@ -108,7 +108,7 @@ class EpisodeProcess:
             self.reusable = bool(reply["reusable"])
             return Opening(as_messages(reply["messages"], "reset"), tuple(reply["tools"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise LostEpisode("environment_error", f"reset's reply is none: {error}") from error
+            raise LostEpisode("environment_error", f"reset's reply is invalid: {error}") from error
 
     def step(
         self,
@@ -137,7 +137,7 @@ class EpisodeProcess:
         try:
             return as_step(reply)
         except (TypeError, ValueError) as error:
-            raise LostEpisode("environment_error", f"step's reply is none: {error}") from error
+            raise LostEpisode("environment_error", f"step's reply is invalid: {error}") from error
 
     def finish(self) -> None:
         """Let the environment close, and end its process."""

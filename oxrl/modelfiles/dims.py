@@ -29,7 +29,7 @@ NORMED_HEADS = ("qwen3", "gemma3", "olmo2", "olmo3")
 # How configurations call the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
-# What reads a text in both directions has no probability of a token given those before it.
+# Bidirectional encoders define no next-token probability.
 ENCODERS = frozenset(
     {
         "albert",
@@ -144,8 +144,8 @@ def why_unsupported(name: str) -> str | None:
         return f"is an encoder-decoder ({family}); oxRL trains decoder-only language models"
     if family in ENCODERS and not values.get("is_decoder"):
         return (
-            f"is an encoder ({family}), which reads a text in both directions; oxRL trains "
-            "causal language models"
+            f"is a bidirectional encoder ({family}), which defines no next-token probability; oxRL "
+            "trains causal language models"
         )
     if family in ("llama4", "llama4_text"):
         return (

@@ -28,7 +28,7 @@ from oxrl.modelfiles.folder import family_of
 from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
-from oxrl.types import Output, TokenBatch, Want
+from oxrl.types import CANDIDATES, Output, TokenBatch, Want
 
 TOP_K = "top_k="
 # Rotary positions that transformers computes anew by the longest row of every batch.
@@ -178,7 +178,7 @@ def read_tokens(
         temperature=temperature,
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
-        candidates=inputs.candidates,
+        candidates=inputs.columns.get(CANDIDATES),
         top_k=top_k[0] if top_k else 0,
     )
     return Output(**fields)
@@ -255,9 +255,9 @@ def check_packing(model: PreTrainedModel) -> None:
     if "position_ids" in taken and not _leaks(model):
         return
     raise ConfigError(
-        f"data.pack_tokens: {type(model).__name__} carries what it has read over from one example "
-        "to the next of a packed row, which positions cannot prevent (a recurrent state, or "
-        "attention that does not look at positions); leave data.pack_tokens out"
+        f"data.pack_tokens: {type(model).__name__} leaks state from one example of a packed row to "
+        "the next, which position ids cannot prevent (a recurrent state, or attention without "
+        "positions); leave data.pack_tokens out"
     )
 
 

@@ -106,7 +106,7 @@ def attend(
     """
     unknown = [name for name in UNKNOWN if kwargs.get(name) is not None]
     if LAYOUT not in kwargs:
-        unknown.append("no word of how rows are laid out")
+        unknown.append("no positions of shared prefixes")
     if attention_mask is not None:
         unknown.append("a mask of its own")
     if unknown:
@@ -203,6 +203,7 @@ class PrefixLayout:
     """The packed row of a batch, and the place of every token in it.
 
     groups: in the order in which they stand. tokens, position_ids: [1, L] of the packed row.
+    sources: [L], of every token of the packed row its place among the batch's, flattened.
     places: [B, T] of every token of the batch, in the packed row; padding is anywhere.
     blocks: what attends side by side. answers: [L], the index of every token in the outputs of the
     blocks, which are joined one after the other, in each the prompts and then the responses; rows
@@ -212,6 +213,7 @@ class PrefixLayout:
     groups: tuple[Group, ...]
     tokens: Tensor
     position_ids: Tensor
+    sources: Tensor
     places: Tensor
     blocks: tuple[Block, ...]
     answers: Tensor
@@ -297,6 +299,7 @@ def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
         groups=tuple(groups),
         tokens=batch.tokens[rows][own][None],
         position_ids=at[own][None],
+        sources=(rows[:, None] * batch.tokens.shape[1] + at)[own],
         places=places,
         blocks=tuple(blocks),
         answers=answers,

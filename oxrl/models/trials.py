@@ -211,13 +211,13 @@ def try_sharing(
     name = type(model).__name__
     by = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     if by != "sdpa":
-        raise SharingRefused(f"attention of {name} is computed by {by}, not by sdpa")
+        raise SharingRefused(f"{name} computes attention by {by}, not by sdpa")
     plain = _gradient(model, share=False)
     shared = _gradient(model, share=True)
     difference = float((shared - plain).norm() / plain.norm())
     if not difference <= MOST_OFF:
         raise SharingRefused(
-            f"gradients of a small {name} differ by {difference:.2g}, above {MOST_OFF:g}"
+            f"on a tiny {name} gradients differ by {difference:.2g}, above {MOST_OFF:g}"
         )
     if dtype != torch.float32:
         Module.to(model, dtype)
@@ -225,8 +225,8 @@ def try_sharing(
         found = float((_gradient(model, share=True) - plain).norm())
         if not found <= MOST_TIMES * usual:
             raise SharingRefused(
-                f"gradients of a small {name} in {dtype} are {found / usual:.2g} times as far from "
-                f"those in float32 as with plain rows, above {MOST_TIMES:g}"
+                f"on a tiny {name} gradients in {dtype} are {found / usual:.2g} times as far from "
+                f"those in float32 as without sharing, above {MOST_TIMES:g}"
             )
     return difference
 
@@ -314,7 +314,7 @@ def check_sharing(model: PreTrainedModel) -> None:
         shared = SharedPrefixNetwork(model).backbone(batch)[real].float()
     except TypeError as error:
         raise SharingRefused(
-            f"train.share_prefix: {type(model).__name__} does not hand the layout of a row to its "
+            f"train.share_prefix: {type(model).__name__} does not pass the prefix layout to its "
             f"attention ({error}); set it to false"
         ) from error
     difference = float((plain - shared).abs().max() / plain.abs().max())
@@ -324,6 +324,6 @@ def check_sharing(model: PreTrainedModel) -> None:
     if difference > limit:
         raise SharingRefused(
             f"train.share_prefix: hidden states of {type(model).__name__} differ by "
-            f"{difference:.2g} of the largest when the prompt of a group is read once, above "
+            f"{difference:.2g} of the largest with and without the shared prefix, above "
             f"{limit:g}; set it to false"
         )

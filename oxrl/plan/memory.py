@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
-from oxrl.config.conditions import has_reference_model, obstacles
+from oxrl.config.conditions import obstacles
+from oxrl.config.roles import roles_of
 from oxrl.config.schema import Config
-from oxrl.modelfiles.dims import ModelDims
+from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.plan.activations import MicroBatch, activation_bytes
-from oxrl.tables.cells import CRITIC
+from oxrl.tables.roles import Role
 
 # There where Linux has a GPU of NVIDIA or AMD.
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
@@ -165,17 +167,25 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     computing = bucket + max(activations.on_device, own) + _gathered(cfg, dims, ranks)
     phases["update"] = held + gradients + max(computing, _stepping(cfg, dims, ranks))
     stored = int(trained * (each.stored + each.kept))
-    if cfg.train.row.moves_reference:
-        stored += dims.parameters * cfg.model.weight_bytes
+    stored += sum(size for role, size in _answering(cfg, dims) if role.saved is not None)
     return Memory(phases, held, offloaded + activations.offloaded, stored)
 
 
 def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
     """Count the parameters that are trained, and the models that lie under adapters."""
-    models = 2 if cfg.train.row.has(CRITIC) else 1
+    models = sum(role.trained for role in roles_of(cfg))
     if cfg.lora.rank:
         return models * adapter_parameters(cfg, dims), models
     return models * dims.parameters, 0
+
+
+def _answering(cfg: Config, dims: ModelDims) -> Iterator[tuple[Role, int]]:
+    """The models that only answer, each with the bytes of its weights."""
+    for role in roles_of(cfg):
+        if not role.trained:
+            # One of unknown size counts as the policy.
+            own = dims if role.model == cfg.model.name else model_dims(role.model) or dims
+            yield role, own.parameters * cfg.model.weight_bytes
 
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
@@ -196,16 +206,15 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     trained, frozen = _models(cfg, dims)
     weights = ranks.share(frozen * frozen_bytes(cfg, dims) + trained * each.weights, since=3)
     states = ranks.share(trained * (each.masters + each.kept), since=1)
-    of_reference = ranks
+    of_others = ranks
     if cfg.train.backend == "deepspeed":
-        of_reference = Ranks(ranks.world, cfg.deepspeed_ref.zero_stage)
-    copies = dims.parameters * cfg.model.weight_bytes * has_reference_model(cfg)
-    reference = of_reference.share(copies, since=3)
+        of_others = Ranks(ranks.world, cfg.deepspeed_ref.zero_stage)
+    others = sum(of_others.share(size, since=3) for _, size in _answering(cfg, dims))
     offloaded = weights * zero.offload_param + states * zero.offload_optimizer
-    offloaded += reference * cfg.deepspeed_ref.offload_param
+    offloaded += others * cfg.deepspeed_ref.offload_param
     if cfg.fsdp.offload_optimizer:
         offloaded = weights + states
-    return weights + states + reference - offloaded, offloaded
+    return weights + states + others - offloaded, offloaded
 
 
 def held_of(cfg: Config, dims: ModelDims) -> Held:

@@ -7,7 +7,7 @@ from rich.filesize import decimal
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.assembly.reference import reference_text
 from oxrl.config.conditions import generates_answers
-from oxrl.config.reads import models_trained
+from oxrl.config.roles import roles_of
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import told_origin
 from oxrl.errors import DataError, UnreachableError, counted
@@ -40,9 +40,9 @@ def plan_text(cfg: Config) -> str:
     lines["policy"] = told_origin(cfg.model.name)
     lines["reference"] = reference_text(cfg)
     lines |= _sizes(cfg)
-    lines["at once"] = _micro_batches(cfg)
+    lines["micro-batch"] = _micro_batches(cfg)
     lines["deadlines"] = _waits(cfg)
-    return "\n".join(f"{label:<11}{text}" for label, text in lines.items() if text)
+    return "\n".join(f"{label:<12}{text}" for label, text in lines.items() if text)
 
 
 def _rl_batch(cfg: Config) -> Lines:
@@ -63,8 +63,9 @@ def _rl_batch(cfg: Config) -> Lines:
     lag = ""
     if cfg.sampling_block:
         lag = (
-            f"; {counted(cfg.sampling_block, 'rollout step')} at a time, while earlier ones train, "
-            f"at most {(2 * cfg.sampling_block - 1) * updates} weight versions old"
+            f"; asynchronous: {counted(cfg.sampling_block, 'rollout step')} at a time, while "
+            f"earlier ones train, staleness at most "
+            f"{counted((2 * cfg.sampling_block - 1) * updates, 'weight version')}"
         )
     return {
         "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",
@@ -124,7 +125,7 @@ def _passes(cfg: Config, drawn: int, unit: str) -> str:
     share = drawn / max(rows, 1)
     passes = f" = {share:.2f} passes over the data" if rows else ""
     if 0 < share < 0.01:
-        passes = ", less than a hundredth of them"
+        passes = ", less than 0.01 passes over the data"
     return f"{', '.join(files)}: {counted(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 
 
@@ -155,15 +156,15 @@ def count_rows(path: str) -> int:
 def _micro_batches(cfg: Config) -> str:
     tokens = cfg.train.micro_batch_tokens
     if tokens != "auto":
-        return f"{read_at_once(tokens)} ({FIELD})"
+        return read_at_once(tokens, FIELD)
     found, why = tokens_by_rule(cfg, on_cpu=on_cpu(cfg))
-    return f"{read_at_once(found)} ({FIELD}: auto, {why})"
+    return read_at_once(found, f"{FIELD}: auto, {why}")
 
 
 def _sizes(cfg: Config) -> Lines:
     dims = model_dims(cfg.model.name)
     if dims is None:
-        return {"model": f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"}
+        return {"model": f"unknown size: {cfg.model.name} is not on disk, or its files do not tell"}
     stored = memory(cfg, dims).stored
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)
@@ -193,10 +194,10 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
 def _waits(cfg: Config) -> str:
     """Describe the longest wait of each phase, with the bytes of this model."""
     weights = cfg.model.nbytes
-    sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
+    sizes: dict[Phase, int] = {"load": len(roles_of(cfg)) * weights, "sync": weights}
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
     shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
     return (
-        f"a run gives up where nothing moves for: {shown} (a checkpoint: no further byte; "
-        "a rollout: no further answer)"
+        f"timeouts without progress: {shown} (checkpoint: per byte written; rollout: per response "
+        "or score)"
     )

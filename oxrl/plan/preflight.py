@@ -58,7 +58,6 @@ from oxrl.modelfiles.folder import (
 )
 from oxrl.modelfiles.hub import locate
 from oxrl.models.load import named_in_errors
-from oxrl.plan.memory import disk_needed, machine_memory, memory_needed, on_cpu, rows_no_longer
 from oxrl.rewards.pool_choice import REHEARSED, try_reward
 from oxrl.rewards.pools import AskingPool, ScoringPool, SinglePool
 from oxrl.runs.device import has_type, lacking
@@ -206,9 +205,8 @@ def check_prompts_read(cfg: Config, prepared: Prepared) -> str:
     if not sharing_is_read(cfg):
         return ""
     if cfg.train.share_prefix != "auto":
-        how = "once for all responses" if cfg.train.share_prefix else "once per response"
-        return f"read {how}, as train.share_prefix says"
-    return describe_sharing(decide_sharing(_as_it_is_here(cfg))).removeprefix("each prompt is ")
+        return f"share_prefix: {'on' if cfg.train.share_prefix else 'off'}, as configured"
+    return describe_sharing(decide_sharing(_as_it_is_here(cfg)))
 
 
 def _as_it_is_here(cfg: Config) -> Config:
@@ -256,10 +254,10 @@ def check_tokenizer(cfg: Config, prepared: Prepared) -> str:
     template = cfg.model.chat_template or "its own chat template"
     ends = encoder.ends
     named = tokenizer.convert_ids_to_tokens
-    text = f"{len(tokenizer):,} tokens, {template}, a reply ends with {' or '.join(named(ends))}"
+    text = f"{len(tokenizer):,} tokens, {template}, stop token {' or '.join(named(ends))}"
     inside = sorted(encoder.special_ids.difference(ends, [tokenizer.pad_token_id]))
     if inside and cfg.recipe in SAMPLING:
-        text += f"; special tokens inside one are read by rewards: {', '.join(named(inside[-3:]))}"
+        text += f"; special tokens that rewards see as text: {', '.join(named(inside[-3:]))}"
     return text
 
 
@@ -343,9 +341,9 @@ def check_reward(cfg: Config, prepared: Prepared) -> str:
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
     if cfg.scores_nothing:
-        return "none is asked: rollout.from_samples has its scores"
+        return "none: rollout.from_samples has the scores"
     if not cfg.reward.exists:
-        return "none: the environment rewards"
+        return "none: the environment gives the rewards"
     prepared.pool = build_rewards(prepared.assembly_of(without_idle_actors(cfg)))
     told: list[str] = []
     known = True
@@ -474,19 +472,21 @@ def check_optimizer(cfg: Config, prepared: Prepared) -> str:
 def check_memory(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory that rows as long as those of the data take."""
     if cfg.environment.name:
-        raise Unknown("how long rows get is for the environment to say")
+        raise Unknown("the environment decides how long rows get")
     if not prepared.longest:
         raise Unknown("the length of the rows is not known here")
+    from oxrl.plan.memory import rows_no_longer  # not for a run of a built-in model
+
     tokens = prepared.longest
     if cfg.recipe in SAMPLING:
         tokens += cfg.rollout.max_tokens
-    when = f"with the rows of the data, up to {tokens:,} tokens each"
+    when = f"with the rows of the data, at most {tokens:,} tokens each"
     return _memory_text(rows_no_longer(cfg, tokens), when)
 
 
 def check_limit(cfg: Config, prepared: Prepared) -> str:
     """Check that the machine has the memory for rows as long as the configuration allows."""
-    when = "with rows as long as the model reads"
+    when = "with rows that fill the context"
     longest = cfg.model.context_length
     if longest is not None:
         when += f", {longest:,} tokens"
@@ -499,14 +499,16 @@ def _memory_text(cfg: Config, when: str) -> str:
     Raises:
         Warned: that is more than there is.
     """
+    from oxrl.plan.memory import machine_memory, memory_needed, on_cpu  # as above
+
     needed, text = memory_needed(cfg, _dims(cfg))
     text += f" {when}"
     there = machine_memory()
     if needed <= there or not on_cpu(cfg):
         return text
     raise Warned(
-        f"{text}: {decimal(needed)} is more than the {decimal(there)} that are here. Lower "
-        f"model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
+        f"{text}: out of memory is likely, {decimal(needed)} are needed and {decimal(there)} are "
+        f"here. Lower model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
         "model.gradient_checkpointing"
     )
 
@@ -525,6 +527,8 @@ def _dims(cfg: Config) -> ModelDims:
 
 def check_disk(cfg: Config, prepared: Prepared) -> str:
     """Check that the disk has room for the checkpoints that will be on it at once."""
+    from oxrl.plan.memory import disk_needed  # as above
+
     needed, checkpoints = disk_needed(cfg, _dims(cfg))
     place = cfg.run.directory.absolute()
     while not place.exists():
@@ -557,6 +561,9 @@ CHECKS: Mapping[str, Check] = {
     "limit": check_limit,
     "disk": check_disk,
 }
+# What a built-in model with a few checkpoints takes is there: a run of one begins without these.
+OF_SIZE = ("memory", "limit", "disk")
+FEW_CHECKPOINTS = 100
 
 
 def examine(cfg: Config, prepared: Prepared, subject: str) -> Finding:
@@ -604,7 +611,10 @@ def prepare_to_begin(cfg: Config) -> Prepared:
     try:
         with StopRequest() as stop:
             prepared.patience = Patience(partial(bool, stop))
-            for check in CHECKS.values():
+            small = is_builtin(cfg.model.name) and cfg.run.keep_checkpoints < FEW_CHECKPOINTS
+            for subject, check in CHECKS.items():
+                if small and subject in OF_SIZE:
+                    continue
                 with suppress(Unknown):
                     check(cfg, prepared)
                 if stop:

@@ -56,7 +56,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
             except (LostWorker, SuspectWorker):
                 ended = worker.end(LAST_WORDS_S)
                 raise OxrlError(
-                    f"looking at the {subject} ended with its process: {ended}"
+                    f"the check of the {subject} died with its process: {ended}"
                 ) from None
             if reply["state"] == "failed":
                 raise OxrlError(reply["text"])
@@ -70,7 +70,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
 LATE = {
     "model": "its files were not read",
     "device": "it was not found",
-    "prompts": "no small model of its kind was tried",
+    "prompts": "share_prefix was not tried on a tiny copy of the model",
     "tokenizer": "it was not loaded",
     "data": "the first rows were not rendered by the chat template",
     "reward": "it did not score prompts of the data",

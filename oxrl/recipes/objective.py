@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from oxrl.engines.train import Scorer, TrainEngine
+from oxrl.engines.train import Scorer
 from oxrl.errors import RewardError, required
 from oxrl.functional.gates import CLIPPED_GATES, Gate
 from oxrl.functional.group_advantages import GROUP_ADVANTAGES, AdvantageInputs, Estimator
@@ -18,6 +18,7 @@ from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
 from oxrl.tables.policy import Algorithm, Row
+from oxrl.tables.roles import POLICY, REFERENCE
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
 
 if TYPE_CHECKING:
@@ -144,9 +145,15 @@ def find_cells(row: Row) -> tuple[Estimator, Gate]:
     """
     if row.advantage in GROUP_ADVANTAGES and row.gate in CLIPPED_GATES:
         return GROUP_ADVANTAGES[row.advantage], CLIPPED_GATES[row.gate]
-    from oxrl.recipes.rare_cells import rare_cells  # critics, turns, parts, rarer losses
+    from oxrl.functional.advantages import ADVANTAGES  # of critics, turns, parts
 
-    return rare_cells(row)
+    if row.has_own_loss:
+        from oxrl.usercode.gates import OwnGate  # what a user wrote is found and tried
+
+        return ADVANTAGES[row.advantage], cast(Gate, OwnGate(row.gate))
+    from oxrl.functional.policy_losses import GATES  # rarer losses
+
+    return ADVANTAGES[row.advantage], GATES[row.gate]
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
@@ -165,8 +172,7 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
 
 def prepare_update(
     objective: Objective,
-    policy: TrainEngine,
-    reference: Scorer | None,
+    models: Mapping[str, Scorer],
     rollouts: RolloutBatch,
     *,
     kl_coeff: float,
@@ -176,7 +182,7 @@ def prepare_update(
     """Everything that the updates on a rollout batch read, from one forward pass per model.
 
     Args:
-        policy, reference: who is asked about the rows; None where no KL is taken.
+        models: who is asked about the rows, by role; a reference only where a KL is taken.
         kl_coeff: of the KL in the reward, where the row subtracts one.
         seed: of random choices over the whole batch.
         version: of the policy's weights, before the first update.
@@ -186,13 +192,13 @@ def prepare_update(
     old = None
     ref = None
     if objective.old_logprobs == "recompute" or objective.want_before:
-        said = rollouts.inputs.said_by(policy.forward, LOGPROBS | objective.want_before)
+        said = rollouts.inputs.said_by(models[POLICY].forward, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
         old = required(said, "old log-probabilities").logprobs
     elif objective.old_logprobs == "bypass":
         old = rollouts.rollout_logprobs
-    if reference is not None:
-        found = rollouts.inputs.said_by(reference.forward, LOGPROBS)
+    if REFERENCE in models:
+        found = rollouts.inputs.said_by(models[REFERENCE].forward, LOGPROBS)
         ref = required(found.logprobs, "logprobs")
 
     # Rewards relative to a group, a baseline or a critic.
@@ -200,7 +206,7 @@ def prepare_update(
     if objective.subtract_kl is not None:
         asked = required(ref, "a reference")
         rewarded = objective.subtract_kl(rollouts, old, asked, kl_coeff=kl_coeff)
-    advantages, returns = estimate_advantages(objective, rewarded)
+    advantages, returns = estimate_advantages(objective, rewarded, old)
 
     inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
     batch = PolicyBatch(
@@ -224,9 +230,12 @@ def prepare_update(
 
 
 def estimate_advantages(
-    objective: Objective, rollouts: RolloutBatch
+    objective: Objective, rollouts: RolloutBatch, old: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The advantage of every token, [B, T], and what a critic is to learn, where there is one.
+
+    Args:
+        old: log-probabilities before the update, [B, T]; None where they are not asked for then.
 
     Raises:
         RewardError: the rewards are none that the advantage takes.
@@ -237,6 +246,7 @@ def estimate_advantages(
         response_mask=rollouts.inputs.response_mask,
         group_ids=rollouts.group_ids,
         truncated=rollouts.truncated,
+        old_logprobs=old,
     )
     for feature in objective.features:
         given = feature.on_advantage_inputs(given, rollouts)

@@ -56,8 +56,7 @@ def train(machine: Machine, session: Session) -> None:
         with session.clock.phase("time/logprobs_s"):
             batch = prepare_update(
                 machine.objective,
-                machine.policy,
-                machine.reference,
+                machine.models,
                 rollouts,
                 kl_coeff=progress.kl_coeff,
                 seed=seed,

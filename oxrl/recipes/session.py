@@ -271,7 +271,7 @@ class Session:
         wanted = self._options.stop_at
         if wanted is None or found is None:
             return
-        # A number that is none is not good enough.
+        # NaN never meets stop_at.
         met = found <= wanted if lower else found >= wanted
         progress.good_enough = self.ranks.agree(met)
         if progress.good_enough:

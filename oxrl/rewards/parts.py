@@ -49,8 +49,12 @@ class PartsPool:
         return [part.pool for part in self._parts.values()]
 
     def counters(self) -> Metrics:
-        """Nothing, as of each part: the time that they take is a phase of the step."""
-        return {}
+        """The sums of what the parts took."""
+        found: Metrics = {}
+        for pool in self.pools:
+            for name, number in pool.counters().items():
+                found[name] = found.get(name, 0.0) + number
+        return found
 
     def start(self, patience: Patience | None = None) -> None:
         """Start every part, one after the other: see `SinglePool.start`."""

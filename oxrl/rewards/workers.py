@@ -335,7 +335,7 @@ class RewardPool(SinglePool):
                 outcome = self._outcome(worker, task, patience)
             if not isinstance(outcome, str):
                 return outcome
-        problem = f"{1 + RETRIES} workers in a row could not be believed: each {outcome}"
+        problem = f"{1 + RETRIES} workers in a row could not be trusted: each {outcome}"
         return self._failed(task, "error", problem)
 
     def _outcome(self, worker: Worker, task: Task, patience: Patience) -> GroupScores | str:
@@ -409,7 +409,7 @@ def scores_of(reply: Json, count: int) -> GroupScores:
     try:
         scores = [score_of(fields) for fields in reply["scores"]]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise SuspectWorker(f"sent scores that are none: {error}") from error
+        raise SuspectWorker(f"sent invalid scores: {error}") from error
     if len(scores) != count:
         raise SuspectWorker(f"sent {len(scores)} scores for {count} completions")
     return scores

@@ -17,12 +17,12 @@ from pathlib import Path
 from time import monotonic
 
 from oxrl.engines.sample.sampler import next_finished
-from oxrl.errors import InvariantError, Stopped
+from oxrl.errors import CheckpointError, InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
 from oxrl.runs.waiting import LOOK_S, StopAsked
 from oxrl.types import Completion, Metrics, Request
-from oxrl.usercode.messages import completion_of
+from oxrl.usercode.messages import check_columns, completion_of, encode_json
 
 FILE = "samples.json"
 # After a signal, how long a checkpoint waits for what is in flight, in seconds. It can only be
@@ -169,18 +169,21 @@ class AheadRollouts:
             return bool(self.parts.stop()) and monotonic() > end
 
         self._settle(too_late)
-        completions = {id: asdict(done) for id, done in self._done.items()}
         batches = [asdict(batch) for batch in self.batches]
         content = {
             "batches": batches,
-            "completions": completions,
+            "completions": self._done,
             "counters": self._counters,
             "dispatched": self._dispatched,
         }
-        (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
+        (directory / FILE).write_text(encode_json(content), encoding="utf-8")
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what `save` wrote.
+
+        Raises:
+            CheckpointError: columns are recorded that are not there.
+        """
         path = directory / FILE
         content = json.loads(path.read_text(encoding="utf-8"))
         self.batches = [Batch(**batch) for batch in content["batches"]]
@@ -188,6 +191,11 @@ class AheadRollouts:
             for request in self.parts.requests.at(range(batch.start, batch.end)):
                 self._requests[request.id] = request
         self._done = {id: completion_of(stored) for id, stored in content["completions"].items()}
+        try:
+            for done in self._done.values():
+                check_columns(done, self.parts.columns)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
         self._counters = content["counters"]
         self._dispatched = content["dispatched"]
         if self._requests.keys() != self._done.keys():

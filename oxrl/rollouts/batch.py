@@ -14,6 +14,7 @@ from oxrl.data.samples import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
+from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Images, Metrics, RolloutBatch, Rollouts, TokenIds
 
 
@@ -25,6 +26,7 @@ class RowRules(NamedTuple):
     max_staleness: weight versions that a token may lag behind.
     groups_of_two: advantages compare rows of a group, so a row left alone has nothing to learn.
     images: those of the prompts; None: they have none.
+    columns: that are recorded of every token that is sampled.
     """
 
     pad_id: int
@@ -34,6 +36,7 @@ class RowRules(NamedTuple):
     max_staleness: int
     groups_of_two: bool
     images: Images
+    columns: Columns = NOTHING_MORE
 
 
 # Of rows, by what became of them.
@@ -51,9 +54,12 @@ class TrainableRows(NamedTuple):
 def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> TrainableRows:
     """Check every row, and leave out those that cannot be learned from, by reason.
 
-    A row without a score is removed before any statistic or denominator sees it.
+    A row without a score is removed before any statistic or denominator sees it. Columns are in the
+    batch then, and no longer in the samples of `step`: they may be larger than everything else.
 
     Args:
+        step: what was sampled; loses its columns.
+        rules: that every row has to satisfy.
         version: weight version of the update, for the age of tokens.
 
     Raises:
@@ -66,7 +72,11 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         stop_token_ids=rules.stop_token_ids,
         max_tokens=rules.max_tokens,
         strict_version=version if rules.strict else None,
+        columns=rules.columns,
     )
+    if rules.columns:
+        for own in (step.rollouts, step.baselines):
+            own[:] = [replace(rollout, completion=rollout.completion.bare) for rollout in own]
     keep = torch.ones(len(batch), dtype=torch.bool)
     dropped: Counts = {}
 

@@ -436,12 +436,7 @@ class EpisodeEngine:
         last = episode.segments[-1]
         left = head.kept(last.token_ids, executed)
         undone = len(last.token_ids) - left
-        episode.segments[-1] = replace(
-            last,
-            token_ids=last.token_ids[:left],
-            logprobs=last.logprobs[:left],
-            versions=last.versions[:left],
-        )
+        episode.segments[-1] = last.first(left)
         del episode.tokens[len(episode.tokens) - undone :]
         episode.sampled -= undone
 

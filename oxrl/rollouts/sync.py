@@ -19,6 +19,7 @@ from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.clock import Clock
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import sample_seed, stable_seed
+from oxrl.tables.columns import Columns
 from oxrl.types import (
     Completion,
     Group,
@@ -29,6 +30,7 @@ from oxrl.types import (
     Rollouts,
     Sampling,
     Score,
+    Scores,
 )
 
 
@@ -89,6 +91,7 @@ class RolloutParts:
     max_error_rate: share of failed rewards that stops the run.
     compared_parts: see RolloutStep. heard: is told of every response when it is finished.
     choice: of the groups that are trained on; None: all of them.
+    columns: that the sampler records of every token.
     """
 
     sampler: RolloutEngine
@@ -103,6 +106,7 @@ class RolloutParts:
     compared_parts: tuple[str, ...] = ()
     heard: Heard = unheard
     choice: GroupChoice | None = None
+    columns: Columns = field(default_factory=dict)
 
 
 class RolloutSource(Protocol):
@@ -337,6 +341,18 @@ def score_groups(
         )
         for (request, completion), score in zip(sampled, scores, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class BareScorer:
+    """A GroupScorer that gives responses to another one without the columns of their tokens."""
+
+    scorer: GroupScorer
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        """See GroupScorer."""
+        bare = [(prompt, [one.bare for one in completions]) for prompt, completions in groups]
+        return self.scorer.score(bare, patience)
 
 
 def check_error_rate(scores: Sequence[Score], max_error_rate: float) -> None:

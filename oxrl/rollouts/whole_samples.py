@@ -16,8 +16,9 @@ from oxrl.rollouts.episode_scores import TURNS, counter, nothing_counted
 from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
+from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Metrics, Rollout, Rollouts, Score
-from oxrl.usercode.messages import Json, completion_of, decode, encode, prompt_of
+from oxrl.usercode.messages import Json, check_columns, completion_of, decode, encode, prompt_of
 
 
 def whole_samples(folder: Path, step: int) -> Path:
@@ -72,11 +73,12 @@ class StoredRollouts(SyncRollouts):
         """See RolloutSource; nothing is delivered, as nobody asks the sampler.
 
         Raises:
-            RunDirectoryError: the samples of the step are not there, or not what was written.
+            RunDirectoryError: the samples of the step are not there, or not what was written, or
+                a column that this run records is not there.
         """
         path = whole_samples(self._folder, step)
         with self.parts.clock.phase("time/rollout_s"):
-            found = read_step(path)
+            found = read_step(path, self.parts.columns)
         found.dispatched = len(found.rollouts) + len(found.baselines)
         found.sampler = episode_counts([*found.rollouts, *found.baselines])
         found.compared_parts = self.parts.compared_parts
@@ -131,33 +133,41 @@ def _response(rollout: Rollout) -> Json:
     }
 
 
-def read_step(path: Path) -> RolloutStep:
+def read_step(path: Path, columns: Columns = NOTHING_MORE) -> RolloutStep:
     """Read what `written` gave; which groups are trained on is left open.
+
+    Args:
+        path: of the file.
+        columns: that have to be there of every token that was sampled.
 
     Raises:
         RunDirectoryError: it is not there, or not what was written.
     """
+    number = 1
     try:
         lines = path.read_bytes().splitlines()
         step = RolloutStep(**decode(lines[0]))
-        for line in lines[1:]:
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for messages
             group = decode(line)
             place = step.baselines if group["baseline"] else step.rollouts
-            place += _rollouts(group)
+            place += _rollouts(group, columns)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RunDirectoryError(f"{path}: not samples as runs write them ({problem})") from error
+        what = f"{path}, line {number}: not samples as runs write them ({problem})"
+        raise RunDirectoryError(what) from error
     return step
 
 
-def _rollouts(group: Json) -> Iterator[Rollout]:
+def _rollouts(group: Json, columns: Columns) -> Iterator[Rollout]:
     prompt = prompt_of(group["prompt"])
     for response in group["responses"]:
+        completion = completion_of(response["completion"])
+        check_columns(completion, columns)
         yield Rollout(
             prompt=prompt,
-            completion=completion_of(response["completion"]),
+            completion=completion,
             score=score_of(response["score"]),
             group_id=group["draw"],
             sample=response["sample"],

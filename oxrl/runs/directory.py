@@ -100,7 +100,7 @@ FILES = FILES_OF_A_START | LOCKS | {"result.json", "kept.jsonl"}
 
 FIXED = "fixed"
 ROUNDING = (
-    "; sums are added in another order, so results equal those of an uninterrupted run only to "
+    "; floating-point sums change order, so numbers equal those of an uninterrupted run only up to "
     "rounding"
 )
 # What a start may leave that was killed before it wrote config.yaml.
@@ -559,7 +559,7 @@ class Start:
         """Yield what the user should know of the differences of this start."""
         if self.doubt:
             path = self.directory / "result.json"
-            yield f"{path} is not believed: {self.doubt}. It is written anew at the end"
+            yield f"{path} is ignored: {self.doubt}. It is written anew at the end"
         for path, (before, now) in self.changes.items():
             rule = self.allowed.rule(path)
             # A settled auto goes on with what it had.

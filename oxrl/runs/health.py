@@ -148,6 +148,6 @@ def too_many_in_a_row(run: Path, skipped: int, most: int, *, empty: bool) -> Non
         "Lower train.lr or train.max_grad_norm"
     )
     return NonFiniteError(
-        f"{skipped} optimizer steps in a row were refused, more than "
+        f"{skipped} optimizer steps in a row were skipped, more than "
         f"train.max_skipped_steps={most}: {why}"
     )

@@ -220,19 +220,18 @@ SIGNS = (
     Sign(
         "zero-reward",
         all_zero,
-        "every reward is 0, so no response is better than another. See samples.jsonl: do responses "
-        "have the form that the reward reads, and do they end (data/truncated_frac, "
-        "rollout.max_tokens)? Easier prompts, supervised training before, or a reward for parts of "
-        "the way give it something to start from",
+        "every reward is 0: there is no learning signal. See samples.jsonl: do responses have the "
+        "format that the reward reads, and do they end (data/truncated_frac, rollout.max_tokens)? "
+        "Easier prompts, supervised fine-tuning first, or partial credit give a signal",
         "every reward is 0",
         ("reward/min", "reward/max"),
     ),
     Sign(
         "constant-reward",
         all_equal,
-        "every reward is the same number, so no response is better than another. If it is the "
-        "best there is, the task is solved: take harder prompts. Otherwise the reward does not "
-        "look at the response: try it on a right and on a wrong one",
+        "every reward is the same number: there is no learning signal. If it is the best there is, "
+        "the task is solved: take harder prompts. Otherwise the reward does not look at the "
+        "response: try it on a right and on a wrong one",
         "every reward is the same number, not 0",
         ("reward/min", "reward/max"),
     ),
@@ -279,7 +278,7 @@ SIGNS = (
     Sign(
         "same-groups",
         same_groups,
-        "nearly every group has one and the same reward, so hardly a prompt teaches anything. "
+        "nearly every group has zero reward variance, so hardly a prompt gives a gradient. "
         "Prompts of middling difficulty, a larger rollout.n_samples, a finer reward, or "
         "train.alg_name: dapo",
         "reward/zero_variance_groups is 0.9 or more, and most of these groups are not right",
@@ -289,8 +288,8 @@ SIGNS = (
     Sign(
         "entropy-collapse",
         entropy_collapse,
-        "the policy says nearly the same each time, and that is not right: it explores nothing "
-        "any more. Go back to an earlier checkpoint with a lower train.lr, a larger "
+        "entropy collapse: the policy gives nearly the same response each time, and a wrong one. "
+        "Go back to an earlier checkpoint with a lower train.lr, a larger "
         "train.clip_high, some train.entropy_coeff or a KL to the reference",
         "policy/entropy is below 5 % of that of the first 5 steps, and fewer than half of the "
         "groups are right",
@@ -342,25 +341,25 @@ SIGNS = (
     Sign(
         "jumping-policy",
         at_least("kl/old_k3", FAR_STEP),
-        "one update moves the policy far from itself. Lower train.lr, or train.epochs and "
-        "train.minibatches",
+        "the KL between the policy before and after one update is large. Lower train.lr, or "
+        "train.epochs and train.minibatches",
         "kl/old_k3 is 0.1 nats per token or more",
         ("kl/old_k3",),
     ),
     Sign(
         "sampler-mismatch",
         at_least("mismatch/kl_k3", MISMATCH),
-        "the sampler gives its own tokens other probabilities than the trainer: gradients are "
-        "those of another policy. Use one dtype for both, a correction (train.correction: "
-        "truncate), and see whether the sampler's build has a defect",
+        "sampler and trainer give the same tokens different log-probabilities: the data is "
+        "off-policy. Use one dtype for both, a correction (train.correction: truncate), and see "
+        "whether the sampler's build has a defect",
         "mismatch/kl_k3 is 0.01 nats per token or more",
         ("mismatch/kl_k3",),
     ),
     Sign(
         "far-from-reference",
         at_least("kl/ref_k3", FAR_FROM_REFERENCE),
-        "the policy is far from its reference, and may have found a way around the reward. Read "
-        "samples; raise train.kl_coeff",
+        "the KL to the reference is large, which may be reward hacking. Read samples; raise "
+        "train.kl_coeff",
         "kl/ref_k3 is 1 nat per token or more",
         ("kl/ref_k3",),
     ),
@@ -396,7 +395,7 @@ SIGNS = (
     Sign(
         "skipped-steps",
         skipped,
-        "many steps are refused because something in them is not finite. Their batches are in "
+        "many optimizer steps are skipped because of NaN or infinite values. Their batches are in "
         "dumps/; lower train.lr or train.max_grad_norm, or compute in float32",
         "a tenth or more of the newest steps have update/skipped 1",
         ("update/skipped",),
@@ -405,8 +404,8 @@ SIGNS = (
     Sign(
         "gradient-spike",
         spiking_gradient,
-        "the gradient is many times as large as usual: a broken row, or a policy that comes "
-        "apart. Look at this step's samples; a lower train.max_grad_norm bounds what one batch "
+        "the gradient norm is many times as large as usual: a bad batch, or a policy that "
+        "diverges. Look at this step's samples; a lower train.max_grad_norm bounds what one batch "
         "does",
         "update/grad_norm is 50 times the median of the newest steps",
         ("update/grad_norm",),
@@ -415,8 +414,8 @@ SIGNS = (
     Sign(
         "large-updates",
         at_least("update/update_norm_ratio", LARGE_UPDATE),
-        "each step changes the weights by a tenth of themselves, which forgets what they knew. "
-        "Lower train.lr",
+        "each optimizer step changes the weights by a tenth of their norm, which makes the model "
+        "forget. Lower train.lr",
         "update/update_norm_ratio is 0.1 or more",
         ("update/update_norm_ratio",),
     ),

@@ -26,7 +26,7 @@ SPARKLINE = 20  # newest rewards
 DOING = {
     "time/rollout_s": "sampling",
     "time/reward_s": "scoring",
-    "time/logprobs_s": "asking the models",
+    "time/logprobs_s": "computing log-probabilities",
     "time/update_s": "updating",
     "time/eval_s": "evaluating",
     "time/checkpoint_s": "saving",

@@ -314,4 +314,4 @@ def keep_batch(run: Path, step: int, tensors: TensorMap) -> None:
     except OSError as error:
         # A full disk: the batch would only have been looked at, the run may go on.
         where = f"its batch could not be written to {path}: {error}"
-    logger.warning("step %d has NaN or infinite values and is not applied; %s", step, where)
+    logger.warning("step %d is skipped: it has NaN or infinite values; %s", step, where)

@@ -46,10 +46,12 @@ class SamplingEngine:
 
     own_process: takes a process over, so that in training it lives in Ray actors only.
     package: what has to be importable beside oxRL's own dependencies; None: nothing.
+    records: columns that it can record of the tokens that it samples; None: any.
     """
 
     own_process: bool
     package: str | None = None
+    records: tuple[str, ...] | None = None
 
 
 TrainingEngineName = Literal["local", "deepspeed", "fsdp"]
@@ -73,6 +75,7 @@ SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
         "local": SamplingEngine(own_process=False),
-        "vllm": SamplingEngine(own_process=True, package="vllm"),
+        # What `RETURNED` of engines/sample/vllm.py reads.
+        "vllm": SamplingEngine(own_process=True, package="vllm", records=()),
     }
 )

@@ -316,7 +316,7 @@ _ROWS = (
     Row(
         "turn_grpo",
         "GiGPO, arXiv:2505.10978, section 4.2",
-        "every turn of an episode against the turns of that number in its group",
+        "advantage per turn: each turn of an episode against the same turn of its group",
         advantage="turn_normalize",
         use="Episodes of several turns whose rewards come turn by turn, or late and discounted.",
         deviation=(
@@ -454,7 +454,7 @@ _ROWS = (
     Row(
         "pass_k_training",
         "arXiv:2503.19595",
-        "only the group's single best response learns, by its lead over the second",
+        "only the group's best response has an advantage: its lead over the second",
         advantage="top_gap",
         overrides=(DAPO_CLIP_HIGH,),
         use="Graded rewards where the best of k counts.",
@@ -488,7 +488,7 @@ _ROWS = (
     Row(
         "kimi",
         "arXiv:2501.12599, arXiv:2405.19107",
-        "policy gradient with a quadratic pull of the response to the old policy, no clip",
+        "policy gradient with a squared log-ratio penalty per response, no clip",
         advantage="group_center",
         gate="proximal",
         weights="sequence_sum",
@@ -634,7 +634,7 @@ _ROWS = (
     Row(
         "vespo",
         "arXiv:2602.10693",
-        "soft weight of the whole row's ratio against the sampler",
+        "soft weight by the importance ratio of the whole row against the sampler",
         ratio="sequence",
         denominator="rollout",
         gate="vespo",
@@ -672,7 +672,7 @@ _ROWS = (
     Row(
         "rloo",
         "arXiv:2402.14740",
-        "each sample against the mean of the others",
+        "leave-one-out baseline: each sample against the mean of the others",
         advantage="leave_one_out",
         ratio="none",
         gate="policy_gradient",
@@ -684,7 +684,7 @@ _ROWS = (
     Row(
         "remax",
         "arXiv:2310.10505",
-        "each sample against the greedy response",
+        "greedy baseline: each sample against the greedy response",
         advantage="greedy_baseline",
         ratio="none",
         gate="policy_gradient",
@@ -705,7 +705,7 @@ _ROWS = (
     Row(
         "gpg",
         "arXiv:2504.02546",
-        "group-centered policy gradient, rescaled for groups that teach nothing",
+        "group-centered policy gradient, rescaled for groups of zero variance",
         advantage="group_center_rescaled",
         ratio="none",
         gate="policy_gradient",
@@ -763,7 +763,7 @@ _ROWS = (
     Row(
         "veto",
         "slime, verl",
-        "GRPO that drops rows holding a token the trainer finds impossible",
+        "GRPO that drops rows with a token of almost no probability under the trainer",
         correction="veto",
         overrides=(DAPO_CLIP_HIGH,),
         use="A safety net against broken rows.",
@@ -771,7 +771,7 @@ _ROWS = (
     Row(
         "opsm",
         "arXiv:2512.02556",
-        "GRPO that drops bad rows the current policy has moved away from",
+        "off-policy sequence masking: GRPO that drops bad rows the policy has moved away from",
         advantage="group_center",
         correction="drop_drifted_failures",
         kl="loss_k3_ratio",

@@ -127,7 +127,7 @@ METHODS: dict[str, Method] = {
     "ipo": Method(
         "ipo",
         "2310.12036",
-        "pulls the margin per token to a target, so that it cannot grow without end",
+        "squared distance of the margin per token to a target, so that it stays bounded",
         reads=(BETA,),
         per_token=True,
     ),
@@ -177,13 +177,13 @@ METHODS: dict[str, Method] = {
     "gpo_squared_hinge": Method(
         "gpo_squared_hinge",
         "2402.05749",
-        "squared hinge of the margin: nothing is gained beyond 1",
+        "squared hinge of the margin: no gradient beyond 1",
         reads=(BETA,),
     ),
     "gpo_savage": Method(
         "gpo_savage",
         "2402.05749",
-        "bounded loss of the margin: gives up on pairs that are far wrong",
+        "bounded loss of the margin: little gradient on pairs that are far wrong",
         reads=(BETA,),
     ),
     "focal_po": Method(
@@ -232,19 +232,19 @@ METHODS: dict[str, Method] = {
     "f_dpo_forward_kl": Method(
         "f_dpo_forward_kl",
         "2309.16240",
-        "DPO held to the reference by the forward KL: covers it, and spreads out",
+        "DPO with the forward KL to the reference: mass-covering",
         reads=(BETA,),
     ),
     "f_dpo_jensen_shannon": Method(
         "f_dpo_jensen_shannon",
         "2309.16240",
-        "DPO held to the reference by the Jensen-Shannon divergence",
+        "DPO with the Jensen-Shannon divergence to the reference",
         reads=(BETA,),
     ),
     "f_dpo_alpha": Method(
         "f_dpo_alpha",
         "2309.16240",
-        "DPO held to the reference by an alpha divergence, between the two KLs",
+        "DPO with an alpha divergence to the reference, between the two KLs",
         reads=(BETA, ALPHA),
     ),
     "chi_po": Method(
@@ -256,20 +256,20 @@ METHODS: dict[str, Method] = {
     "h_dpo": Method(
         "h_dpo",
         "2411.07595",
-        "DPO towards a sharper policy than the reference's, or a flatter one",
+        "DPO towards a policy of lower entropy, or of higher",
         reads=(BETA, H_DPO_ALPHA),
     ),
     "odpo": Method(
         "odpo",
         "2402.10571",
-        "DPO in which a pair has to win by as much as its scores are apart",
+        "DPO with an offset: the margin has to exceed the difference of the pair's scores",
         reads=(BETA,),
         extras=("offsets",),
     ),
     "r_dpo": Method(
         "r_dpo",
         "2403.19159",
-        "DPO with a price per token, against answers that grow longer",
+        "DPO with a length penalty: a price per token",
         reads=(BETA, LENGTH_COEFF),
     ),
     "dpop": Method(
@@ -345,7 +345,7 @@ METHODS: dict[str, Method] = {
     "wpo": Method(
         "wpo",
         "2406.11827",
-        "DPO with pairs weighted by how likely the policy is to write them itself",
+        "DPO with pairs weighted by their probability under the policy",
         reads=(WPO_BETA,),
         extras=("pair_weights",),
     ),
@@ -450,7 +450,7 @@ METHODS: dict[str, Method] = {
     "sampo": Method(
         "dpo",
         "2406.10957",
-        "DPO on as many tokens of both answers, so that length does not decide",
+        "DPO on equally many tokens of both answers, against length bias",
         reads=(BETA,),
     ),
     "tr_dpo": Method(

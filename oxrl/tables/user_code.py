@@ -49,7 +49,7 @@ ENVIRONMENT = Kind(
     error=EnvironmentDefinitionError,
 )
 # Only of rows that say `has_own_loss`; losses of the table are found without, see
-# oxrl/recipes/rare_cells.py.
+# oxrl/recipes/objective.py.
 GATE = Kind(
     noun="gate",
     field="train.loss",

@@ -10,10 +10,12 @@ import fcntl
 import json
 import os
 import resource
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.types import Completion, Names, Prompt, Segment, Turn
+from oxrl.tables.columns import Columns
+from oxrl.types import Completion, Entries, Names, Prompt, Segment, TokenRun, Turn
 
 Json = dict[str, Any]
 # Above what user code opens, and what it closes by guessing: few programs hold a hundred files.
@@ -26,8 +28,13 @@ COMPLETION = ("segments", "turns", "opening")
 write = os.write
 
 
-def fields_of(value: object) -> Json:
-    """The objects of `oxrl.types` as mappings of their fields."""
+def fields_of(value: object) -> Json | str:
+    """The objects of `oxrl.types` as mappings of their fields, entries of columns in base64."""
+    if isinstance(value, bytes):
+        return b2a_base64(value, newline=False).decode()
+    if isinstance(value, TokenRun) and not value.columns:
+        # Most runs record no columns, and their files have no word of them.
+        return {name: own for name, own in vars(value).items() if name != "columns"}
     return dict(value) if isinstance(value, Mapping) else vars(value)
 
 
@@ -51,10 +58,49 @@ def prompt_of(fields: Json) -> Prompt:
 
 
 def completion_of(fields: Json) -> Completion:
-    """A completion, from its fields as JSON has them."""
-    fields["segments"] = [Segment(**_with_tuples(one, SEGMENT)) for one in fields["segments"]]
+    """A completion, from its fields as JSON has them.
+
+    Raises:
+        ValueError: a text in a column is no base64; names the column.
+    """
+    fields["segments"] = [_segment_of(one) for one in fields["segments"]]
     fields["turns"] = [Turn(**_with_tuples(one, TURN)) for one in fields.get("turns", ())]
     return Completion(**_with_tuples(fields, COMPLETION))
+
+
+def _segment_of(fields: Json) -> Segment:
+    found = _with_tuples(fields, SEGMENT)
+    columns = fields.get("columns", {})
+    found["columns"] = {name: _entries(name, entries) for name, entries in columns.items()}
+    return Segment(**found)
+
+
+def _entries(name: str, values: list[Any]) -> Entries:
+    """The entries of a column, as JSON has them."""
+    try:
+        if values and isinstance(values[0], str):
+            return tuple(a2b_base64(value, strict_mode=True) for value in values)
+        return tuple(values)
+    except ValueError as error:
+        raise ValueError(f"an entry of column {name!r} is no base64 ({error})") from error
+
+
+def check_columns(completion: Completion, columns: Columns) -> None:
+    """Refuse a completion of which other things are recorded than this run records.
+
+    Args:
+        completion: that another run sampled.
+        columns: that this run records of every token.
+
+    Raises:
+        ValueError: a column is not there, or an entry is none of its column.
+    """
+    for name, column in columns.items():
+        for segment in completion.segments:
+            entries = segment.columns.get(name, ())
+            sampled = segment.token_ids if segment.origin == "policy" else ()
+            if len(entries) < len(sampled) or not all(map(column.takes, entries)):
+                raise ValueError(f"not every token has an entry of column {name!r}, {column}")
 
 
 def _with_tuples(fields: Json, names: Names) -> Json:

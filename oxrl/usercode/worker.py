@@ -121,7 +121,7 @@ class Channel:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict) or reply.get("id") != id:
-            raise SuspectWorker(f"sent what is no reply to its request: {line[:80]!r}")
+            raise SuspectWorker(f"sent an invalid reply: {line[:80]!r}")
         return reply
 
     def close(self) -> None:

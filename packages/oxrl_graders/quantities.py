@@ -432,7 +432,11 @@ class Quantity:
         return not set(map(digits, mine.values)).isdisjoint(map(digits, theirs.values))
 
     def measured_in(self, unit: str) -> Quantity:
-        """The same in a unit of which its own has several: 2.5 hours in minutes; else as it is."""
+        """The same in a unit of which its own has several: 2.5 hours in minutes; else as it is.
+
+        Args:
+            unit: the other amount's.
+        """
         size = _SIZES.get(f"{self.unit} {unit}")
         return replace(self, value=self.value * size, unit=unit) if size else self
 

@@ -91,6 +91,6 @@ def test_a_driver_without_a_gpu_settles_it_for_ranks_that_have_some(tmp_path: Pa
     cfg = rl_config(tmp_path, "head", [*overrides, "inference_engine.actors=1"])
     with Session(session_options(cfg)) as session:
         settled = settle(cfg, session)
-    assert choice_of(cfg) == {"value": 16384, "why": "as always with train.backend fsdp"}
+    assert choice_of(cfg) == {"value": 16384, "why": "the number for train.backend fsdp"}
     assert Assembly(settled).tokens_at_once == 16384
     assert Assembly(settled).price_of_a_cut == PRICES["cuda"]

@@ -89,7 +89,7 @@ def test_auto_reads_prompts_once_says_so_and_is_replayed(both: Trained) -> None:
     # However many tokens answers have: four prompts are longer than what four answers may add.
     assert tokens["auto"] == tokens["true"] < tokens["false"]
     choice = choice_of(auto)
-    assert choice["value"] is True and "a small model of its kind learns the same" in str(
+    assert choice["value"] is True and "on a tiny copy of this model gradients differ" in str(
         choice["why"]
     )
     assert all(finding.equal for finding in replay(auto.run.directory, 6, tolerance=0.0))
@@ -108,7 +108,7 @@ def test_pairs_share_their_prompts_and_a_run_that_began_without_goes_on_without(
     assert weights_of(runs["auto"]) == weights_of(runs["true"])
     assert tokens["auto"] == tokens["true"] < tokens["false"]
     choice = choice_of(runs["auto"])
-    assert choice["value"] is True and "a small model of its kind learns the same" in str(
+    assert choice["value"] is True and "on a tiny copy of this model gradients differ" in str(
         choice["why"]
     )
     plain = [line["update/loss"] for line in metric_lines(runs["false"].run.directory)]
@@ -196,8 +196,8 @@ def test_weights_that_are_no_good_for_it_are_trained_without(
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("model.attention=eager", "reading it once needs model.attention sdpa, and it is eager"),
-        ("rollout.n_samples=1", "a prompt has one response (rollout.n_samples)"),
+        ("model.attention=eager", "sharing needs model.attention sdpa, and it is eager"),
+        ("rollout.n_samples=1", "each prompt has one response (rollout.n_samples)"),
     ],
 )
 def test_a_configuration_that_rules_it_out_is_told(tmp_path: Path, override: str, why: str) -> None:

@@ -104,12 +104,12 @@ LOOSE = "rollout.force_strict_on_policy=false"
         (
             ["run.device=mps", "train.backend=fsdp"],
             "run.device",
-            ["CPU and of CUDA alone", "train.backend to local"],
+            ["reduced on CPU and CUDA only", "train.backend to local"],
         ),
         (
             ["run.device=xpu", "inference_engine.name=vllm"],
             "run.device",
-            ["samplers of their own", "inference_engine.name to local"],
+            ["samplers with weights of their own", "inference_engine.name to local"],
         ),
         (["reward.name=reward.py:score"], "reward.name", ["no such file"]),
         (
@@ -424,7 +424,7 @@ def test_every_built_in_reward_is_a_valid_name(write: Callable[..., Path], name:
     ("values", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_type": "bert"}, "both directions"),
+        ({"model_type": "bert"}, "no next-token probability"),
         ({"model_type": "llama4_text"}, "no backbone"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, None),
         ({"model_type": "paligemma", "vision_config": {}}, "vision encoder"),

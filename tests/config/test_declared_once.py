@@ -108,7 +108,7 @@ def test_a_field_is_in_the_resolved_configuration_of_a_run_that_is_planned(
     said: Mapping[str, Any],
 ) -> None:
     assert "\n  naps: 7\n" in said["default"] and "\n  naps: 3\n" in said["set"]
-    assert "\nat once " in said["set"]  # the plan of that run
+    assert "\nmicro-batch " in said["set"]  # the plan of that run
 
 
 def test_a_field_is_held_to_its_bounds_and_to_when_it_has_a_meaning(

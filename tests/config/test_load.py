@@ -368,7 +368,7 @@ def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(
     [
         ("model.attention=flash_attention_2", "model.attention = 'flash_attention_2'\n    needs"),
         ("model.chat_template=gone.jinja", "model.chat_template = 'gone.jinja'\n    no such file"),
-        ("model.offload_activations=true", "model.offload_activations = true\n    moves what"),
+        ("model.offload_activations=true", "model.offload_activations = true\n    offloads the"),
     ],
 )
 def test_an_evaluation_is_refused_what_its_model_cannot_be_loaded_with(

@@ -311,5 +311,5 @@ def test_a_row_with_images_is_refused_not_read_without_them(
         == 2
     )
     path = write_rows(without, without | {"images": ["cat.png"]})
-    with pytest.raises(DataError, match=r":2: it has images, which models here do not see"):
+    with pytest.raises(DataError, match=r":2: it has images, which this model cannot read"):
         ConversationDataset.load(path, tokenizer)

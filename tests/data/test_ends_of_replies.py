@@ -67,7 +67,7 @@ def test_runs_stop_there_and_their_checkpoints_say_so(
 ) -> None:
     cfg = config(tmp_path / "run", "ends", ["run.steps=2"], model={"name": str(base)})
     found = examine(cfg, Prepared(), "tokenizer")
-    assert "a reply ends with <|pad|> or <|end|>" in found.text
+    assert "stop token <|pad|> or <|end|>" in found.text
     run(cfg)
     assert listed(cfg.run.directory / "checkpoints" / "step_00000002") == [PAD, END]
     if config is rl_config:
@@ -156,7 +156,10 @@ def test_a_call_between_special_tokens_is_read_and_plan_says_so(tmp_path: Path) 
     tokenizer.save_pretrained(tmp_path / "model")
     cfg = rl_config(tmp_path / "run", "calls", model={"name": str(tmp_path / "model")})
     found = examine(cfg, Prepared(), "tokenizer")
-    assert "read by rewards: <|system|>, <tool_call>, </tool_call>" in found.text
+    assert (
+        "special tokens that rewards see as text: <|system|>, <tool_call>, </tool_call>"
+        in found.text
+    )
 
 
 def test_settings_of_generation_that_transformers_would_not_write_are_written_as_they_were_read(

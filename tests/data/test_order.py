@@ -129,7 +129,7 @@ def test_a_step_that_must_repeat_rows_is_warned_of(caplog: pytest.LogCaptureFixt
     open_rows("7", lambda path: Numbers(int(path), 3), per_step=3)
     assert not caplog.records
     open_rows("7", lambda path: Numbers(int(path), 3), per_step=4)
-    assert "7: only 3 rows for steps of 4" in caplog.text
+    assert "7: 3 rows for batches of 4" in caplog.text
 
 
 @pytest.mark.parametrize("train", ["7", {"7": 3, "11": 1}])

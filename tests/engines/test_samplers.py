@@ -25,7 +25,7 @@ from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets
 from oxrl.tables.watch import Deadlines
-from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
+from oxrl.types import Completion, Prompt, Request, Sampling, TokenRun
 from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 
 pytestmark = [
@@ -210,7 +210,7 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
         assert 1 <= len(segment.token_ids) < 30
         assert segment.token_ids == expected.token_ids[: len(segment.token_ids)]
         assert segment.versions == (0,) * len(segment.token_ids)
-        prefix = Prefix(
+        prefix = TokenRun(
             token_ids=segment.token_ids, logprobs=segment.logprobs, versions=segment.versions
         )
         resumed.append(dataclasses.replace(request, prefix=prefix))
@@ -236,7 +236,7 @@ def test_an_abort_of_all_rows_frees_the_memory_of_their_cache() -> None:
 def test_a_prefix_that_fills_the_limit_comes_back_at_once_from_poll_or_from_abort(
     engine: Any,
 ) -> None:
-    prefix = Prefix(token_ids=(5, 6), logprobs=(-1.0, -2.0), versions=(0, 0))
+    prefix = TokenRun(token_ids=(5, 6), logprobs=(-1.0, -2.0), versions=(0, 0))
     request = dataclasses.replace(make_requests(1, max_tokens=2)[0], prefix=prefix)
     [done] = generate(engine, [request], deadline_s=60)
     assert (done.token_ids, done.finish_reason) == ((5, 6), "length")

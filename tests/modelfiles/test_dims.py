@@ -86,7 +86,7 @@ def test_parameters_of_a_family_that_is_not_known_are_not_guessed(tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "bert"}, "is an encoder (bert)"),
+        ({"model_type": "bert"}, "is a bidirectional encoder (bert)"),
         ({"model_type": "bert", "is_decoder": True}, None),
         ({"model_type": "llama"}, None),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder-decoder (t5)"),

@@ -232,7 +232,7 @@ def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
     with ExitStack() as stack:
         machine = assemble(Assembly(cfg), Clock(), stack)
-        assert isinstance(machine.reference, AdapterOff)
+        assert isinstance(machine.models["reference"], AdapterOff)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4

@@ -155,7 +155,7 @@ def test_plan_accepts_the_files_of_robots_without_their_models(
     shown = CliRunner().invoke(app, ["plan", str(file), "run.device=cpu"])  # no GPU is asked for
     assert shown.exit_code == 0, shown.output
     model = load_config(file).model.name
-    assert f"unknown    model: {model} is not in the hub's cache" in shown.output
+    assert f"unknown     model: {model} is not in the hub's cache" in shown.output
     assert "1 row of data/libero" in shown.output
 
 

@@ -60,18 +60,17 @@ def test_few_rows_of_many_are_told_as_few_and_not_as_none(
     text = plan_text(
         load_config(write(), [f"data.train={rows}", "run.steps=1", "data.prompts_per_step=12"])
     )
-    assert "12 prompts drawn, less than a hundredth of them" in text
+    assert "12 prompts drawn, less than 0.01 passes over the data" in text
 
 
-def test_the_plan_says_what_a_limit_does_before_how_it_came_about(
+def test_the_plan_says_where_a_limit_comes_from_and_what_it_does(
     write: Callable[..., Path],
 ) -> None:
     text = plan_text(load_config(write()))
-    [at_once] = [line for line in text.splitlines() if line.startswith("at once")]
-    does, _, how = at_once.partition(" (")
-    assert "to fit into memory; what is learned does not depend on it" in does
-    assert how.startswith("train.micro_batch_tokens: auto, ")
-    assert "a run gives up where nothing moves for: load" in text
+    [limit] = [line for line in text.splitlines() if line.startswith("micro-batch ")]
+    assert "tokens (train.micro_batch_tokens: auto, " in limit
+    assert limit.endswith("); affects memory, not the gradient")
+    assert "timeouts without progress: load" in text
 
 
 def test_a_supervised_run_counts_rows(write: Callable[..., Path]) -> None:
@@ -228,7 +227,7 @@ def test_a_model_that_is_not_on_this_machine_has_unknown_sizes(
     write: Callable[..., Path], hub: Path, name: str
 ) -> None:
     text = plan_text(load_config(write(), [f"model.name={name}"]))
-    assert "model      unknown" in text
+    assert "model       unknown" in text
 
 
 def test_a_model_in_the_cache_of_the_hub_has_its_sizes_and_context(
@@ -295,7 +294,7 @@ def test_a_reference_is_announced_with_its_cost_its_reason_and_how_to_do_without
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("dpo", "dpo compares the policy with itself before training: what that says of each row"),
+        ("dpo", "dpo needs log-probabilities of the policy before training: computed once per row"),
         ("tr_dpo", "which follows it: tr_dpo asks for it"),
         ("simpo", ""),
         ("sft", ""),

@@ -177,10 +177,16 @@ def prepared(
         overrides = ["~reward.name"]
     cfg = rl_config(folder, "run", overrides, **sections)
     policy, reference = Reads(0), Reads(1)
-    inputs: dict[str, Any] = {"policy": policy, "critic": Judges(), "reference": reference}
-    inputs |= {"part_weights": PARTS, "compared_parts": tuple(PARTS)}
+    models: Any = {"policy": policy, "critic": Judges(), "reference": reference}
+    inputs: dict[str, Any] = {"part_weights": PARTS, "compared_parts": tuple(PARTS)}
     features = build_features(
-        FeatureInputs(row=cfg.train.row, train=Assembly(cfg).algorithm, max_tokens=24, **inputs)
+        FeatureInputs(
+            row=cfg.train.row,
+            train=Assembly(cfg).algorithm,
+            max_tokens=24,
+            models=models,
+            **inputs,
+        )
     )
     objective = Objective(Assembly(cfg).algorithm, [*features, Episodes()], max_tokens=24)
     batch = to_rollout_batch(episodes(rows=rows), pad_id=0)
@@ -189,8 +195,7 @@ def prepared(
     batch = dataclasses.replace(batch, greedy_rewards=torch.full((8,), 0.25))
     for feature in objective.features:
         batch = feature.on_rollouts(batch)
-    models: Any = (policy, reference)
-    whole = prepare_update(objective, *models, batch, kl_coeff=0.1, seed=3, version=3)
+    whole = prepare_update(objective, models, batch, kl_coeff=0.1, seed=3, version=3)
     found: list[Trained] = []
     for chosen in split_by_group(whole.group_ids, minibatches, seed=1):
         part = minibatch(objective, whole, chosen)

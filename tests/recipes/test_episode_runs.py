@@ -277,7 +277,7 @@ def test_plan_begins_an_episode(tmp_path: Path, opening: str, code: int, said: s
                 "environment": {"name": "tools"},
                 "rollout": {"context": "last", "rewritten_history": "split"},
             },
-            "is read where turns read what was said before",
+            "is read where turns see earlier turns",
         ),
         (
             {"environment": {"name": "tools"}, "reward": {"name": "", "workers": 2}},

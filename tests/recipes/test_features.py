@@ -363,9 +363,7 @@ def objective(cfg: Config) -> Objective:
         row=cfg.train.row,
         train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
-        policy=engine,
-        critic=engine,
-        reference=engine,
+        models={"policy": engine, "critic": engine, "reference": engine},
     )
     return Objective(
         Assembly(cfg).algorithm, build_features(given), max_tokens=cfg.rollout.max_tokens

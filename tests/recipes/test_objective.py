@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.errors import RewardError
+from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.recipes.features.of_rows import build_features
@@ -102,14 +104,13 @@ def build(
     train = {"lr": 1e-3, **train}
     rollout = {"max_tokens": max_tokens}
     cfg = rl_config(folder, "run", train=train, rollout=rollout, run={"steps": 1000})
-    given: dict[str, Any] = {"policy": "never asked", "critic": "none", "reference": None}
-    given |= engines or {}
+    models: dict[str, Any] = {"policy": "never asked", "critic": "none"}
     features = build_features(
         FeatureInputs(
             row=cfg.train.row,
             train=Assembly(cfg).algorithm,
             max_tokens=cfg.rollout.max_tokens,
-            **given,
+            models=models | (engines or {}),
         )
     )
     return Objective(Assembly(cfg).algorithm, features, max_tokens=cfg.rollout.max_tokens)
@@ -337,9 +338,11 @@ def prepare(
 ) -> tuple[PolicyBatch, Said]:
     top = {"top_ids": torch.zeros(4, 4, 3, dtype=torch.long)}
     policy = Said(logprobs=on_tokens(OLD), entropy=on_tokens(ENTROPY), **top)
-    models: Any = (policy, reference)
+    models: Any = {"policy": policy}
+    if reference is not None:
+        models["reference"] = reference
     given = rollouts(**changes)
-    found = prepare_update(objective, *models, given, kl_coeff=kl_coeff, seed=5, version=9)
+    found = prepare_update(objective, models, given, kl_coeff=kl_coeff, seed=5, version=9)
     return found, policy
 
 
@@ -351,8 +354,18 @@ def test_the_policy_is_asked_before_the_update_only_where_it_is_needed(
     tmp_path: Path, old: str, expected: list[float] | None, asked: int
 ) -> None:
     objective = build(tmp_path, alg_name="sgrpo", old_logprobs=old)
+    advantage = objective.advantage
+    compared: list[AdvantageInputs] = []
+
+    def noted(given: AdvantageInputs) -> Any:
+        compared.append(given)
+        return advantage(given)
+
+    objective.advantage = partial(noted)
     found, policy = prepare(objective)
     assert policy.asked == [frozenset({"logprobs"})] * asked and found.ref_logprobs is None
+    # The advantage may compare with them as well.
+    assert compared[0].old_logprobs is found.old_logprobs
     if expected is None:
         assert found.old_logprobs is None
     else:
@@ -430,7 +443,7 @@ def test_rewards_that_an_advantage_cannot_take_are_told_and_no_bare_error(tmp_pa
     objective = build(tmp_path, alg_name="maxrl")
     half = rollouts(rewards=torch.tensor([0.5, 1.0, 0.0, 1.0], dtype=torch.float64))
     with pytest.raises(RewardError, match=r"train\.advantage: .*must be 0 or 1, got \[0\.0, 0\.5"):
-        estimate_advantages(objective, half)
+        estimate_advantages(objective, half, None)
 
 
 def test_a_minibatch_is_normalised_over_itself(tmp_path: Path) -> None:

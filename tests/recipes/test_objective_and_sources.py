@@ -106,22 +106,22 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
     policy: Any = Says(said)
     reference: Any = Says(Output(logprobs=raw.ref))
     critic: Any = Says(Output(values=raw.values, bootstrap=raw.bootstrap))
+    models = {"policy": policy, "reference": reference}
     given = FeatureInputs(
         row=row,
         train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
-        policy=policy,
-        critic=critic if CRITIC in row.parts else None,
-        reference=reference,
+        models=models | ({"critic": critic} if CRITIC in row.parts else {}),
         part_weights=Assembly(cfg).part_weights,
     )
     objective = Objective(
         Assembly(cfg).algorithm, build_features(given), max_tokens=cfg.rollout.max_tokens
     )
     kl_coeff = getattr(cfg.train, "kl_coeff", 0.0)
-    models: Any = (policy, reference if row.kl != "none" else None)
+    if row.kl == "none":
+        models = {"policy": policy}
     batch: PolicyBatch = prepare_update(
-        objective, *models, rollouts_of(raw), kl_coeff=kl_coeff, seed=SEED, version=VERSION
+        objective, models, rollouts_of(raw), kl_coeff=kl_coeff, seed=SEED, version=VERSION
     )
     part = minibatch(objective, batch, torch.arange(len(raw.mask)))
 

@@ -69,9 +69,7 @@ def _problem(
         row=cfg.train.row,
         train=Assembly(cfg).algorithm,
         max_tokens=cfg.rollout.max_tokens,
-        policy=engine,
-        critic=engine,
-        reference=None,
+        models={"policy": engine, "critic": engine},
     )
     features = build_features(given)
     objective = Objective(Assembly(cfg).algorithm, features, max_tokens=cfg.rollout.max_tokens)

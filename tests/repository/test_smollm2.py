@@ -166,12 +166,17 @@ def test_the_page_says_what_the_records_say() -> None:
     assert readme == PAGE["page"](readme, kept), "run experiments/smollm2/page.py"
 
 
-def test_the_readme_leads_with_what_the_demonstration_recorded() -> None:
+def test_the_pages_say_what_the_demonstration_recorded() -> None:
+    """README the shares of right answers, the page of the experiment their intervals too."""
     record = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    front, page = (
+        " ".join((folder / "README.md").read_text(encoding="utf-8").split())
+        for folder in (ROOT, FOLDER)
+    )
     for asked in (record["before"], record["after"]):
+        right = f"{100 * asked['right']:.0f} %"
         low, high = (f"{100 * end:.0f}" for end in asked["interval"])
-        assert f"{100 * asked['right']:.0f} % [{low}, {high}]" in text
+        assert right in front and f"{right} [{low}, {high}]" in page
     assert len(record["curve"]) == record["held_out_curve"][-1][0] == 24
     assert record["after"]["interval"][0] > record["before"]["interval"][1]
 

@@ -116,7 +116,7 @@ def test_a_reader_sees_the_numbers_of_the_page(tmp_path: Path, learned: Learned)
     for words in (
         "16 prompts x 8 samples = 128 rows",
         "did you mean 'sgrpo'?",
-        "ok         reward",
+        "ok          reward",
     ):
         assert words in shown
     [printed] = [block.text for block in in_sections(3) if block.kind == "output"]

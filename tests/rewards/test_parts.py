@@ -16,7 +16,7 @@ from oxrl.rewards.pools import InlinePool
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.threads import in_threads
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, Prompt, Score, Scores
+from oxrl.types import Completion, Group, Metrics, Prompt, Score, Scores
 
 REWARDS = """
 import os, time
@@ -246,3 +246,17 @@ def test_an_error_of_a_part_is_told_and_not_that_it_gave_up_the_others(
     }
     with pytest.raises(RewardError, match="as asked"):
         PartsPool(parts).score([group("1")])
+
+
+def test_what_parts_took_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    took: list[Metrics] = [
+        {"system/questions": 2.0, "time/asked_s": 0.5},
+        {"system/questions": 3.0},
+        {},
+    ]
+    parts: dict[str, Part] = {}
+    for number, counted in enumerate(took):
+        pool = InlinePool("exact", lambda prompt, completions: [])
+        monkeypatch.setattr(pool, "counters", lambda counted=counted: counted)
+        parts[str(number)] = Part(pool=pool, weight=1.0, optional=False)
+    assert PartsPool(parts).counters() == {"system/questions": 5.0, "time/asked_s": 0.5}

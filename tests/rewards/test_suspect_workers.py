@@ -71,7 +71,7 @@ def test_a_stray_line_shifts_nobodys_score(open_pool: Open, line: str) -> None:
     scores = pool.score([group("1", "2", "3", "4", "5")])
     assert values(scores) == [1.0, 2.0, None, 4.0, 5.0]
     assert scores[0][2].status == "error"
-    assert "sample 2 of prompt p: 3 workers in a row could not be believed" in scores[0][2].reason
+    assert "sample 2 of prompt p: 3 workers in a row could not be trusted" in scores[0][2].reason
 
 
 def test_a_line_forged_by_a_thread_left_running_shifts_nobodys_score(open_pool: Open) -> None:

@@ -178,7 +178,7 @@ def test_a_result_is_not_believed_against_checkpoints_and_metrics(
     (tmp_path / "result.json").write_text(content)
     with resume(tmp_path) as run:
         assert not run.finished
-        assert any("result.json is not believed" in remark for remark in run.remarks)
+        assert any("result.json is ignored" in remark for remark in run.remarks)
 
 
 def test_a_result_whose_last_checkpoint_is_damaged_is_not_believed(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     with caplog.at_level(logging.WARNING), opened as run:
         assert (run.path / "config.yaml").read_text() == changed
         run.log_remarks()
-    assert "run.threads: None -> 2; sums are added in another order" in caplog.text
+    assert "run.threads: None -> 2; floating-point sums change order" in caplog.text
     last = json.loads((tmp_path / "starts.jsonl").read_text().splitlines()[-1])
     assert last["config_changes"] == {
         "run.checkpoint_every": [50, 5],
@@ -179,7 +179,7 @@ def test_what_was_settled_when_a_run_began_goes_on(
     start(tmp_path)
     changed = CONFIG.replace("train: {", f"train: {{{name}: {value}, ")
     with open_run(tmp_path, changed, resume=True, allowed=Allowed(resume_rules())) as run:
-        assert ["sums are added" in remark for remark in run.remarks] == [reorders]
+        assert ["sums change order" in remark for remark in run.remarks] == [reorders]
 
 
 def compared(old: str, new: str) -> dict[str, tuple[object, object]]:

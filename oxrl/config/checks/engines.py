@@ -48,7 +48,7 @@ def check_device(cfg: Config) -> Problems:
         yield at(
             "run.device",
             (
-                "ranks send each other gradients of the CPU and of CUDA alone: "
+                "gradients of several ranks are reduced on CPU and CUDA only: "
                 "set it to auto, or train.backend to local"
             ),
             "train.backend",
@@ -57,7 +57,7 @@ def check_device(cfg: Config) -> Problems:
         yield at(
             "run.device",
             (
-                "samplers of their own know the CPU and CUDA alone: set it to auto, "
+                "samplers with weights of their own run on CPU and CUDA only: set it to auto, "
                 "or inference_engine.name to local and its actors to 0"
             ),
             "inference_engine.name",
@@ -73,7 +73,7 @@ def check_optimizer(cfg: Config) -> Problems:
         yield at(
             "train.optimizer",
             (
-                f"{cfg.train.backend} steps flat pieces of many weights with AdamW: "
+                f"{cfg.train.backend} shards flattened weights, which AdamW alone can step: "
                 f"set it to adamw, or train.backend to {able}"
             ),
             "train.backend",
@@ -84,7 +84,7 @@ def check_optimizer(cfg: Config) -> Problems:
         yield at(
             "train.master_weights",
             (
-                "weights in float32 are stepped themselves, without copies: "
+                "float32 weights are their own master weights: "
                 "set it to float32, or model.dtype to bfloat16"
             ),
             "model.dtype",
@@ -92,14 +92,14 @@ def check_optimizer(cfg: Config) -> Problems:
     if cfg.lora.rank:
         yield at(
             "train.master_weights",
-            "adapters are float32 beside weights that nothing steps: set it to float32",
+            "adapters are float32, and the weights under them frozen: set it to float32",
             "lora.rank",
         )
     if not engine.without_masters:
         yield at(
             "train.master_weights",
             (
-                f"{cfg.train.backend} steps float32 copies: "
+                f"{cfg.train.backend} needs float32 master weights: "
                 f"set it to float32, or train.backend to {able}"
             ),
             "train.backend",
@@ -232,7 +232,7 @@ def _in_four_bits(cfg: Config) -> Problems:
     if cfg.train.backend != "local":
         yield at(
             "model.load_in_4bit",
-            "one process holds the codes, and ranks cut weights up: set train.backend to local",
+            "4-bit weights stay whole in one process, ranks shard them: set train.backend to local",
             "train.backend",
             "lora.rank",
         )
@@ -240,9 +240,8 @@ def _in_four_bits(cfg: Config) -> Problems:
         yield at(
             "model.load_in_4bit",
             (
-                "samplers that read the model's files have other weights under the adapter than "
-                "the codes hold: set lora.delivery to merged, or inference_engine.name to local "
-                "and its actors to 0"
+                "samplers that load the model's files have unquantised weights under the adapter: "
+                "set lora.delivery to merged, or inference_engine.name to local and its actors to 0"
             ),
             "lora.delivery",
             "inference_engine",
@@ -290,8 +289,8 @@ def check_offload(cfg: Config) -> Problems:
     if cfg.model.offload_activations and not cfg.model.gradient_checkpointing:
         yield at(
             "model.offload_activations",
-            "moves what gradient checkpointing keeps of each layer, and everything is kept without "
-            "it; add model.gradient_checkpointing: true, or remove it",
+            "offloads the activations that gradient checkpointing keeps, and it is off: "
+            "add model.gradient_checkpointing: true, or remove this",
             "model.gradient_checkpointing",
         )
 

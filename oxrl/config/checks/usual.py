@@ -232,7 +232,7 @@ def check_context(cfg: Config) -> Problems:
 def check_sampling(cfg: Config) -> Problems:
     """Sampling that training can learn from."""
     rollout = cfg.rollout
-    cut = "a cut distribution is not the policy that is trained; `oxrl eval` may cut"
+    cut = "a truncated distribution is not the policy that is trained; `oxrl eval` may truncate"
     if rollout.temperature == 0:
         rule = "training cannot sample greedily"
         if cfg.train.row.compares_samples:

@@ -212,10 +212,10 @@ class TrainConfig(Section):
     )
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] = setting(
         "auto",
-        "Padded tokens per pass, at most: memory, never the gradient but for rounding. auto: what "
-        "keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), else 16,384, and rows "
-        "are cut where that saves more padding than a pass costs; decided when a run begins, noted "
-        "in choices.json.",
+        "Padded tokens per micro-batch, at most: affects memory, not the gradient but for "
+        "rounding. auto: what keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), "
+        "else 16,384, and rows are cut where that saves more padding than a micro-batch costs; "
+        "decided when a run begins, noted in choices.json.",
         resume="settled",
         aka=Aka(
             "per_device_eval_batch_size",
@@ -226,14 +226,14 @@ class TrainConfig(Section):
             "log_prob_micro_batch_size_per_gpu",
             "ppo_max_token_len_per_gpu",
             "use_dynamic_bsz",
-            note="batches are cut into passes by tokens, which never changes the gradient",
+            note="batches are cut into micro-batches by tokens, which never changes the gradient",
         ),
     )
     share_prefix: bool | Literal["auto"] = setting(
         "auto",
         "The prompt of a group, or of a pair, goes through the model once for all of its "
         "responses, and padding not at all, in the update and wherever log-probabilities are "
-        "computed: the same gradient but for rounding. auto: where a small model of the same kind "
+        "computed: the same gradient but for rounding. auto: on where a tiny copy of the model "
         "shows that; decided when a run begins, noted in choices.json.",
         of=COMPARING,
         resume="settled",

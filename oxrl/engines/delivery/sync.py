@@ -409,10 +409,11 @@ class WeightSync:
             moved = distance(forwards.low, expected)
             if moved.mean >= CLEARLY * allowed.mean:
                 return strength, forwards
-            tried.append(f"by {moved.mean:.3g} nats, where rounding may by {allowed.mean:.3g}")
+            tried.append(f"{moved.mean:.3g} nats, where rounding may be {allowed.mean:.3g}")
         raise WeightSyncError(
-            f"the perturbed copy moves the probe on average only {', '.join(tried)}: it would "
-            "prove nothing. Report this model; rollouts cannot be trusted"
+            "perturbed weights change the probe's log-probabilities on average by only "
+            f"{', '.join(tried)}: the proof of delivery would prove nothing. Report this model; "
+            "rollouts cannot be trusted"
         )
 
     def _calibrate(self) -> Distance:

@@ -23,13 +23,12 @@ from oxrl.engines.transport.base import Copy
 from oxrl.engines.transport.ends import Devices, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat
 from oxrl.errors import required
+from oxrl.tables.roles import POLICY
 from oxrl.tables.watch import Deadline
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
 
-# The engine whose weights these are, by its name among those of a rank.
-POLICY = "policy"
 # How often lines are laid again before the object store has to do.
 ATTEMPTS = 3
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.sample import ShownImages
-from oxrl.engines.sample.rows import PREFILL_TOKENS, Slots, prompt_of
+from oxrl.engines.sample.rows import NOTHING, PREFILL_TOKENS, Recorded, Slots, prompt_of
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import EngineError
@@ -65,7 +65,7 @@ class CachedSampler(ModuleSampler):
     """Samples in lanes of rows that have equally many tokens.
 
     Args:
-        model, tokenizer, max_rows: as of ModuleSampler.
+        model, tokenizer, max_rows, recorded: as of ModuleSampler.
 
     Raises:
         EngineError: the model keeps no cache.
@@ -77,9 +77,11 @@ class CachedSampler(ModuleSampler):
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_rows: int,
+        recorded: Recorded = NOTHING,
     ) -> None:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        super().__init__(model, tokenizer, context=context or UNLIMITED, max_rows=max_rows)
+        context = context or UNLIMITED
+        super().__init__(model, tokenizer, context=context, max_rows=max_rows, recorded=recorded)
         self._cache_name = _cache_name(model)
         self._lanes: list[Lane] = []
 
@@ -124,7 +126,7 @@ class CachedSampler(ModuleSampler):
         prompts = [self._prompt(request) for request in requests]
         # Of each different prompt the last request: any of them will do.
         different = dict(zip(prompts, requests, strict=True))
-        lane = Lane(len(requests), self.model.device)
+        lane = Lane(len(requests), self.model.device, self.recorded)
         lane.occupy(requests)
         contexts = [prompt_of(request) for request in different.values()]
         tokens = torch.tensor(contexts, device=self.model.device)
@@ -199,7 +201,7 @@ class VisionSampler(CachedSampler):
     """Samples from a model that reads images.
 
     Args:
-        model, tokenizer, max_rows: as of ModuleSampler.
+        model, tokenizer, max_rows, recorded: as of ModuleSampler.
         images: where those of the prompts are; None: no prompt has any.
     """
 
@@ -210,8 +212,9 @@ class VisionSampler(CachedSampler):
         *,
         max_rows: int,
         images: ImageStore | None,
+        recorded: Recorded = NOTHING,
     ) -> None:
-        super().__init__(model, tokenizer, max_rows=max_rows)
+        super().__init__(model, tokenizer, max_rows=max_rows, recorded=recorded)
         self.images = images
         family = family_of(model)
         self._rotary = family is not None and family.rotary

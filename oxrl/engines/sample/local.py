@@ -27,7 +27,9 @@ from transformers import (
 
 from oxrl.engines.sample import Responses
 from oxrl.engines.sample.rows import (
+    NOTHING,
     Prompts,
+    Recorded,
     Slots,
     prompt_of,
     read_rows,
@@ -82,7 +84,7 @@ class LocalSampler(ModuleSampler):
     """Samples with continuous batching: a finished row's place is taken by the next request.
 
     Args:
-        model, tokenizer, max_rows: as of ModuleSampler; the model has full attention in
+        model, tokenizer, max_rows, recorded: as of ModuleSampler; the model has full attention in
             every layer.
 
     Raises:
@@ -95,10 +97,12 @@ class LocalSampler(ModuleSampler):
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_rows: int = 128,
+        recorded: Recorded = NOTHING,
     ) -> None:
-        super().__init__(model, tokenizer, context=_context(model), max_rows=max_rows)
+        context = _context(model)
+        super().__init__(model, tokenizer, context=context, max_rows=max_rows, recorded=recorded)
         self._prompts = Prompts(self.network)
-        self._slots = CachedSlots(max_rows, model.device)
+        self._slots = CachedSlots(max_rows, model.device, recorded)
 
     def _expect(self, request: Request) -> None:
         self._prompts.expect(request)
@@ -369,6 +373,7 @@ def module_sampler(
     max_rows: int,
     longest: int | None = None,
     images: ImageStore | None = None,
+    recorded: Recorded = NOTHING,
 ) -> ModuleSampler:
     """Build the sampler for a model that lies in this process.
 
@@ -377,6 +382,7 @@ def module_sampler(
         max_rows: rows decoded at the same time.
         longest: most tokens of a prompt and its response that will be asked for; None: not known.
         images: of the prompts; None: there are none.
+        recorded: of every token, beside its log-probability and version.
 
     Raises:
         EngineError: the model has no separate output head, or keeps no cache.
@@ -385,15 +391,15 @@ def module_sampler(
     # The fast one decodes with attention of its own, which stands in for sdpa alone.
     fast = getattr(model.config, "_attn_implementation", None) == "sdpa" and not reads_images
     if fast and attends_to_everything(model.config, longest):
-        return LocalSampler(model, tokenizer, max_rows=max_rows)
+        return LocalSampler(model, tokenizer, max_rows=max_rows, recorded=recorded)
     from oxrl.engines.sample.cached import (  # models that the fast one is wrong for
         CachedSampler,
         VisionSampler,
     )
 
     if reads_images:
-        return VisionSampler(model, tokenizer, max_rows=max_rows, images=images)
-    return CachedSampler(model, tokenizer, max_rows=max_rows)
+        return VisionSampler(model, tokenizer, max_rows=max_rows, images=images, recorded=recorded)
+    return CachedSampler(model, tokenizer, max_rows=max_rows, recorded=recorded)
 
 
 def attends_to_everything(config: PreTrainedConfig, longest: int | None) -> bool:

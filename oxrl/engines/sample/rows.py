@@ -7,7 +7,8 @@ still needs is in tensors, one entry for each slot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,12 @@ from transformers import DynamicCache
 
 from oxrl.engines.sample import TokenRows
 from oxrl.engines.sample.gumbel import restrict, sample_tokens
+from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
-from oxrl.types import Prefix, Request, Requests, TokenBatch, TokenIds
+from oxrl.tables.columns import ALWAYS, Column
+from oxrl.tables.engines import SAMPLING_ENGINES, SamplingEngineName
+from oxrl.types import Entries, Request, Requests, TokenBatch, TokenIds, TokenRun
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -130,6 +134,45 @@ def row_batches(rows: Sequence[TokenIds]) -> Iterator[Sequence[TokenIds]]:
         yield rows[start:]
 
 
+class Recording(NamedTuple):
+    """A column, and what fills it.
+
+    record: is called when a token is sampled for each of m slots, with the slots, which of them,
+    and the logits [m, V] that these tokens are drawn from: an entry each, [m] or [m, width].
+    """
+
+    column: Column
+    record: Callable[[Slots, slice, Tensor], Tensor]
+
+
+# What a run records of every token beside its log-probability and version, by name.
+Recorded = Mapping[str, Recording]
+NOTHING: Recorded = MappingProxyType({})
+
+
+def check_recorded(name: SamplingEngineName, recorded: Recorded) -> None:
+    """Refuse columns that the samplers of a run cannot record.
+
+    Args:
+        name: of the engine that samples.
+        recorded: what is wanted of it.
+
+    Raises:
+        EngineError: it cannot; says who can.
+    """
+    for column in recorded:
+        able = [
+            engine
+            for engine, row in SAMPLING_ENGINES.items()
+            if row.records is None or column in row.records
+        ]
+        if name not in able:
+            raise EngineError(
+                f"inference_engine.name is {name}, which cannot record the column {column!r} of "
+                f"the tokens that it samples; {', '.join(able)} can"
+            )
+
+
 class Slots:
     """State of the rows being decoded. Active rows lie in slots 0..n-1, without gaps.
 
@@ -144,30 +187,36 @@ class Slots:
         top_k       int64, 0 keeps all; 0 for greedy rows
         temperature, stochastic, top_p   float32; 1, 0, 1 for greedy rows, stochastic 1 for others
 
-    `stops` [rows, S] int64 holds the stop tokens, filled up with -1. The responses are in `tokens`
-    [rows, R] int64, `logprobs` [rows, R] float32 (nats) and `versions` [rows, R] int64.
+    `stops` [rows, S] int64 holds the stop tokens, filled up with -1. What is sampled is in
+    `sampled`, by name: "token_ids" [rows, R] int64, and [rows, R] or [rows, R, width] of every
+    column. Places of a prefix stay empty: what is known of it is in its request.
 
     Args:
         rows: number of slots.
+        recorded: of every token, beside its log-probability and version.
     """
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(self, rows: int, device: torch.device, recorded: Recorded = NOTHING) -> None:
         self._integers = torch.zeros(rows, 6, dtype=torch.int64, device=device)
         columns = self._integers.unbind(1)
         self.last, self.prompt_end, self.count, self.limit, self.seed, self.top_k = columns
         self._floats = torch.zeros(rows, 3, device=device)
         self.temperature, self.stochastic, self.top_p = self._floats.unbind(1)
         self.stops = torch.zeros(rows, 0, dtype=torch.int64, device=device)
-        self.tokens = torch.zeros(rows, 0, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(rows, 0, device=device)
-        self.versions = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+        self.sampled = {"token_ids": torch.zeros_like(self.stops)}
+        self._recorded = recorded
+        further = {name: recording.column for name, recording in recorded.items()}
+        for name, column in {**ALWAYS, **further}.items():
+            shape = (rows, 0, column.width)[: 2 + (column.width > 1)]
+            dtype = getattr(torch, column.dtype)
+            self.sampled[name] = torch.zeros(shape, dtype=dtype, device=device)
         self.requests: list[Request] = []
         # Whether any active row is greedy, or samples from a part of the vocabulary only.
         self.greedy = False
         self.restricted = False
 
     def occupy(self, requests: Requests) -> None:
-        """Put `requests` into the next free slots, each with the prefix that it continues."""
+        """Put `requests` into the next free slots."""
         first = len(self.requests)
         new = slice(first, first + len(requests))
         self._make_room(requests)
@@ -178,12 +227,6 @@ class Slots:
             sampling = request.sampling
             stops = sampling.stop_token_ids
             self.stops[slot, : len(stops)] = self.stops.new_tensor(stops)
-            prefix = request.prefix
-            known = len(prefix.token_ids)
-            if known:
-                self.tokens[slot, :known] = self.tokens.new_tensor(prefix.token_ids)
-                self.logprobs[slot, :known] = self.logprobs.new_tensor(prefix.logprobs)
-                self.versions[slot, :known] = self.versions.new_tensor(prefix.versions)
             self.greedy |= sampling.temperature == 0
             self.restricted |= sampling.top_k > 0 or sampling.top_p < 1
             self.requests.append(request)
@@ -197,6 +240,9 @@ class Slots:
 
         Returns:
             The slots whose response it ends, by a stop token or by its length.
+
+        Raises:
+            EngineError: a recorder gave another shape or dtype than its column has.
         """
         rows = slice(first, first + len(logits))
         count = self.count[rows]
@@ -210,9 +256,20 @@ class Slots:
             logits, self.seed[rows], count, temperature=temperature, stochastic=stochastic
         )
         at = count[:, None]
-        self.tokens[rows].scatter_(1, at, tokens[:, None])
-        self.logprobs[rows].scatter_(1, at, logprobs[:, None])
-        self.versions[rows].scatter_(1, at, version)
+        sampled = self.sampled
+        sampled["token_ids"][rows].scatter_(1, at, tokens[:, None])
+        sampled["logprobs"][rows].scatter_(1, at, logprobs[:, None])
+        sampled["versions"][rows].scatter_(1, at, version)
+        for name, recording in self._recorded.items():
+            entries = recording.record(self, rows, logits)
+            own = sampled[name][rows]
+            here = own[:, 0]
+            if (entries.dtype, entries.shape) != (here.dtype, here.shape):
+                raise EngineError(
+                    f"the recorder of column {name!r} gave {entries.dtype} of {[*entries.shape]}; "
+                    f"expected {here.dtype} of {[*here.shape]}"
+                )
+            own[torch.arange(len(own), device=own.device), count] = entries
         self.last[rows] = tokens
         count += 1
         stopped = (tokens[:, None] == self.stops[rows]).any(1)
@@ -221,25 +278,26 @@ class Slots:
             return []
         return (done.nonzero().squeeze(1) + first).tolist()
 
-    def responses(self, slots: Sequence[int]) -> list[Prefix]:
+    def responses(self, slots: Sequence[int]) -> list[TokenRun]:
         """Return what was sampled in each of `slots`, the prefix that it continues included."""
         chosen = self.count.new_tensor(slots)
         counts = self.count[chosen].tolist()
         longest = max(counts, default=0)
-        tokens = self.tokens[chosen, :longest].tolist()
-        logprobs = self.logprobs[chosen, :longest].tolist()
-        versions = self.versions[chosen, :longest].tolist()
-        found: list[Prefix] = []
+        taken = {name: values[chosen, :longest] for name, values in self.sampled.items()}
+        tokens = taken.pop("token_ids").tolist()
+        logprobs = taken.pop("logprobs").tolist()
+        versions = taken.pop("versions").tolist()
+        found: list[TokenRun] = []
         for place, count in enumerate(counts):
-            # A prefix has the log-probabilities it came with: float32 state would round them.
-            known = self.requests[slots[place]].prefix.logprobs
-            found.append(
-                Prefix(
-                    token_ids=tuple(tokens[place][:count]),
-                    logprobs=(*known, *logprobs[place][len(known) : count]),
-                    versions=tuple(versions[place][:count]),
-                )
+            prefix = self.requests[slots[place]].prefix
+            known = len(prefix.token_ids)
+            new = TokenRun(
+                token_ids=tuple(tokens[place][known:count]),
+                logprobs=tuple(logprobs[place][known:count]),
+                versions=tuple(versions[place][known:count]),
+                columns={name: entries_of(own[place, known:count]) for name, own in taken.items()},
             )
+            found.append(prefix.then(new) if known else new)
         return found
 
     def contexts(self) -> list[TokenIds]:
@@ -256,7 +314,7 @@ class Slots:
         for source, target in zip(sources, targets, strict=True):
             self.requests[target] = self.requests[source]
         if targets:
-            self._move(self.tokens.new_tensor(sources), self.tokens.new_tensor(targets))
+            self._move(self.stops.new_tensor(sources), self.stops.new_tensor(targets))
         del self.requests[left:]
         if not self.requests:
             self.greedy = False
@@ -264,22 +322,28 @@ class Slots:
 
     def _move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy what is kept of some slots over others, both [m] int64."""
-        sampled = (self.tokens, self.logprobs, self.versions)
-        for tensor in (self._integers, self._floats, self.stops, *sampled):
+        for tensor in (self._integers, self._floats, self.stops, *self.sampled.values()):
             tensor[targets] = tensor[sources]
 
     def _make_room(self, requests: Requests) -> None:
         """Widen the tensors to the longest response and the most stop tokens of `requests`."""
         response = max(request.sampling.max_tokens for request in requests)
         stops = max(len(request.sampling.stop_token_ids) for request in requests)
-        longer = response - self.tokens.shape[1]
+        longer = response - self.sampled["token_ids"].shape[1]
         if longer > 0:
-            self.tokens = pad(self.tokens, (0, longer))
-            self.logprobs = pad(self.logprobs, (0, longer))
-            self.versions = pad(self.versions, (0, longer))
+            for name, values in self.sampled.items():
+                of_width = (0, 0) * (values.ndim - 2)
+                self.sampled[name] = pad(values, (*of_width, 0, longer))
         more = stops - self.stops.shape[1]
         if more > 0:
             self.stops = pad(self.stops, (0, more), value=-1)
+
+
+def entries_of(values: Tensor) -> Entries:
+    """Entries of a column, from what is recorded of some tokens: [n] or [n, width]."""
+    if values.ndim == 1:
+        return tuple(values.tolist())
+    return tuple(numbers.tobytes() for numbers in values.cpu().numpy())
 
 
 def _integers(request: Request) -> list[int]:

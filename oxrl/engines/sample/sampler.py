@@ -26,7 +26,7 @@ from oxrl.engines.sample import (
     ShownImages,
     TokenRows,
 )
-from oxrl.engines.sample.rows import Slots, batch_of, row_batches
+from oxrl.engines.sample.rows import NOTHING, Recorded, Slots, batch_of, row_batches
 from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
@@ -36,11 +36,11 @@ from oxrl.types import (
     Completion,
     FinishReason,
     Metrics,
-    Prefix,
     Request,
     Requests,
     Segment,
     TokenBatch,
+    TokenRun,
 )
 
 # Who is told of a response when it is finished.
@@ -237,11 +237,9 @@ class Sampler(ABC):
         metrics["throughput/rollout_tokens_per_s"] = rate
         return metrics
 
-    def _ended(self, request: Request, reason: FinishReason, sampled: Prefix) -> Finished:
+    def _ended(self, request: Request, reason: FinishReason, sampled: TokenRun) -> Finished:
         """Return a request with its response; `sampled` holds the request's own prefix too."""
-        segment = Segment(
-            token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions
-        )
+        segment = Segment(**vars(sampled))
         text = reply_text(self.tokenizer, sampled.token_ids, request.sampling.stop_token_ids)
         completion = Completion(segments=(segment,), text=text, finish_reason=reason)
         return Finished(request, completion)
@@ -255,6 +253,7 @@ class ModuleSampler(Sampler):
             always current, and `update_weights` only drops what was computed from the old ones.
         context: most tokens of a prompt and its response.
         max_rows: rows decoded at the same time.
+        recorded: of every token, beside its log-probability and version.
     """
 
     def __init__(
@@ -264,8 +263,10 @@ class ModuleSampler(Sampler):
         *,
         context: int,
         max_rows: int,
+        recorded: Recorded = NOTHING,
     ) -> None:
         super().__init__(tokenizer, context=context)
+        self.recorded = recorded
         self.model = model
         self.network = CausalNetwork(model)
         self.max_rows = max_rows
@@ -394,5 +395,5 @@ def _fingerprint(weight: Tensor) -> str:
     return fingerprint(weight)
 
 
-def _why_ended(request: Request, response: Prefix) -> FinishReason:
+def _why_ended(request: Request, response: TokenRun) -> FinishReason:
     return "stop" if response.token_ids[-1] in request.sampling.stop_token_ids else "length"

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +40,7 @@ from oxrl.models.fingerprints import joined_reports
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
-from oxrl.types import FinishReason, Metrics, Prefix, Request
+from oxrl.types import Entries, FinishReason, Metrics, Request, TokenRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,7 +120,8 @@ class VllmOptions:
 
 @dataclass
 class _Active:
-    """A request in vLLM, and the weight versions of what is known to be sampled, prefix included.
+    """A request in vLLM, the weight versions of what is known to be sampled, prefix included, and
+    the columns of the same without the prefix.
 
     The tokens themselves stay in vLLM until it ends: to take them over step by step costs up to a
     twentieth of the processor's time with a small model.
@@ -128,6 +129,13 @@ class _Active:
 
     request: Request
     versions: list[int]
+    columns: dict[str, Entries] = field(default_factory=dict)
+
+
+# The columns that can be recorded: from a request, the tokens that vLLM sampled behind its prefix
+# and vLLM's log-probabilities of these, to an entry of every such token. One that is added here is
+# named in the engine's row of `oxrl/tables/engines.py` too.
+RETURNED: dict[str, Callable[[Request, Sequence[int], Any], Sequence[Any]]] = {}
 
 
 class VllmEngine(Sampler):
@@ -143,6 +151,7 @@ class VllmEngine(Sampler):
         images: where those of the prompts are; None: no prompt has any.
         only: tokens that may be sampled at all and share all probability; empty: all may be, but
             for those that stand for images.
+        columns: recorded of every token, of those in RETURNED.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -158,6 +167,7 @@ class VllmEngine(Sampler):
         *,
         images: ImageStore | None = None,
         only: Collection[int] = (),
+        columns: Collection[str] = (),
     ) -> None:
         self._on_cpu = not torch.cuda.is_available()
         os.environ.update(ENVIRONMENT)
@@ -174,6 +184,7 @@ class VllmEngine(Sampler):
         self._scored: dict[str, list[float]] = {}
         self._scoring = itertools.count()
         self.images = images
+        self._columns = columns
         with _noise_to(options.log_file), _folder(model, tokenizer) as folder:
             settings = {"model": folder, **_settings(options, on_cpu=self._on_cpu)}
             if vision_family(model) is not None:
@@ -253,7 +264,8 @@ class VllmEngine(Sampler):
             logprobs=0,
             extra_args={"seed": request.seed, "known": known},
         )
-        self._active[request.id] = _Active(request, list(prefix.versions))
+        columns = dict.fromkeys(self._columns, ())
+        self._active[request.id] = _Active(request, list(prefix.versions), columns)
 
     def _add(
         self, name: str, tokens: list[int], images: Sequence[str] = (), **parameters: Any
@@ -278,8 +290,7 @@ class VllmEngine(Sampler):
         stopped: Responses = []
         for name in [name for name in self._active if name in ids]:
             state = self._state(name)
-            tokens = state.detokenizer.output_token_ids
-            stopped.append(self._end(name, "abort", tokens, state.logprobs_processor.logprobs))
+            stopped.append(self._end(name, "abort", *_returned(state)))
         self._engine.abort_request([item.request.id for item in stopped])
         return stopped
 
@@ -290,9 +301,13 @@ class VllmEngine(Sampler):
         return processor.request_states[own_name]
 
     def _note_versions(self) -> None:
-        """Note that all tokens sampled since the last call are of the weights loaded now."""
+        """Note that all tokens sampled since the last call are of the weights loaded now, and take
+        over what is recorded of them: vLLM forgets that where it interrupts a request.
+        """
         for name, active in self._active.items():
-            self._note_version(active, self._state(name).detokenizer.num_output_tokens())
+            state = self._state(name)
+            self._note_version(active, state.detokenizer.num_output_tokens())
+            _take_over(active, *_returned(state))
 
     def _note_version(self, active: _Active, sampled: int) -> None:
         """Note the same of one request, of which vLLM has sampled so many tokens."""
@@ -306,13 +321,15 @@ class VllmEngine(Sampler):
         """Take a request out with what vLLM has sampled of it, after its own prefix."""
         active = self._active.pop(name)
         self._note_version(active, len(tokens))
+        _take_over(active, tokens, logprobs)
         prefix = active.request.prefix
-        sampled = Prefix(
-            token_ids=(*prefix.token_ids, *tokens),
-            logprobs=(*prefix.logprobs, *sampled_logprobs(logprobs, tokens)),
-            versions=tuple(active.versions),
+        sampled = TokenRun(
+            token_ids=tuple(tokens),
+            logprobs=tuple(sampled_logprobs(logprobs, tokens)),
+            versions=tuple(active.versions[len(prefix.token_ids) :]),
+            columns=active.columns,
         )
-        return self._ended(active.request, reason, sampled)
+        return self._ended(active.request, reason, prefix.then(sampled))
 
     def _progress(self) -> str:
         self._note_versions()
@@ -468,6 +485,18 @@ class VllmEngine(Sampler):
             counted["prefill_tokens"] += prefix.queries - prefix.hits
         if iteration_stats is not None:
             counted["preemptions"] += iteration_stats.num_preempted_reqs
+
+
+def _returned(state: Any) -> tuple[Sequence[int], Any]:
+    """Tokens that vLLM has sampled of a request so far, and its log-probabilities of them."""
+    return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
+
+
+def _take_over(active: _Active, tokens: Sequence[int], logprobs: Any) -> None:
+    """Keep the entries of tokens that were sampled since the last call."""
+    for name, known in active.columns.items():
+        entries = RETURNED[name](active.request, tokens, logprobs)
+        active.columns[name] = (*known, *entries[len(known) :])
 
 
 def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:

@@ -7,11 +7,12 @@ Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most li
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from oxrl.checkpoint import Saved
+from oxrl.errors import InvariantError
 from oxrl.models.stored import NamedTensor
 from oxrl.models.weights import Whole
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
@@ -46,6 +47,21 @@ class Scorer(Protocol):
             EngineError: values were asked of a model without a value head.
         """
         ...
+
+
+Asked = TypeVar("Asked", bound=Scorer)
+
+
+class Models(dict[str, Asked]):
+    """The models of a run by their roles, see `oxrl.tables.roles`."""
+
+    def __missing__(self, role: str) -> Asked:
+        """Say which roles there are.
+
+        Raises:
+            InvariantError: always.
+        """
+        raise InvariantError(f"this run has no {role}; its models are {', '.join(self)}")
 
 
 class TrainEngine(Scorer, Saved, Protocol):

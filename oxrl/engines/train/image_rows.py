@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from oxrl.tables.vision import PATCHES
 from oxrl.types import Ragged, Tensors, TokenBatch
 
-FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids", "candidates")
+FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids")
 
 
 class DummyRows:
@@ -71,10 +71,16 @@ def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:
         rows = getattr(first, name)
         if rows is not None:
             fields[name] = pad_sequence([*rows, *getattr(second, name)], batch_first=True)
+    columns: Tensors = {}
+    for name, rows in first.columns.items():
+        # Of a row's first token nothing is ever recorded: what stands there is the fill.
+        fill = float(rows.flatten()[0])
+        rows = [*rows, *second.columns[name]]
+        columns[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
     extras: dict[str, Ragged] = {}
     for name, ragged in first.extras.items():
         extras[name] = _appended(ragged, second.extras[name])
-    return TokenBatch(**fields, extras=extras)
+    return TokenBatch(**fields, columns=columns, extras=extras)
 
 
 def _appended(first: Ragged, second: Ragged) -> Ragged:

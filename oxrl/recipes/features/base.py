@@ -19,6 +19,7 @@ from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.session import RolloutProgress
 from oxrl.rollouts.sync import GroupChoice
 from oxrl.tables.policy import Algorithm, Row
+from oxrl.tables.roles import CRITIC, POLICY, REFERENCE
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 
@@ -27,19 +28,32 @@ class FeatureInputs:
     """The inputs that a feature is built from.
 
     row: of the table. train: its numbers. max_tokens: longest response.
-    policy, critic, reference: engines; None where the run has none. The reference is one whose
-    weights can be set. part_weights: of the parts of the reward, by name. compared_parts: those
-    that the row compares one by one; empty: it compares their sum.
+    models: engines by role, of every model that has weights of its own. part_weights: of the parts
+    of the reward, by name. compared_parts: those that the row compares one by one; empty: it
+    compares their sum.
     """
 
     row: Row
     train: Algorithm
     max_tokens: int
-    policy: TrainEngine
-    critic: TrainEngine | None
-    reference: TrainEngine | None
+    models: Mapping[str, TrainEngine]
     part_weights: Mapping[str, float] = field(default_factory=dict)
     compared_parts: tuple[str, ...] = ()
+
+    @property
+    def policy(self) -> TrainEngine:
+        """The model that learns."""
+        return self.models[POLICY]
+
+    @property
+    def critic(self) -> TrainEngine | None:
+        """A value model; None where the row asks for none."""
+        return self.models.get(CRITIC)
+
+    @property
+    def reference(self) -> TrainEngine | None:
+        """The policy as it was, whose weights can be set; None without one, and with an adapter."""
+        return self.models.get(REFERENCE)
 
 
 class Prepared(NamedTuple):

@@ -15,6 +15,7 @@ from oxrl.functional.weights import token_mean
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.step import gradients
 from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, VALUE_CLIP
+from oxrl.tables.roles import CRITIC
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, ValueBatch
 
 WANT = frozenset({"values"})
@@ -24,7 +25,7 @@ class Critic(Feature):
     """See the module; reads train.value_clip and train.critic_warmup_steps."""
 
     def __init__(self, given: FeatureInputs) -> None:
-        self.engine = required(given.critic, "a critic")
+        self.engine = given.models[CRITIC]
         self.value_clip = given.train.value(VALUE_CLIP)
         self.warmup_steps = given.train.value(CRITIC_WARMUP_STEPS)
         self._values = None

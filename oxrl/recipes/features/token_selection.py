@@ -9,7 +9,7 @@ import torch
 from oxrl.functional.selections import SELECTIONS
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.tables.numbers import TOP_CANDIDATES
-from oxrl.types import PolicyBatch
+from oxrl.types import CANDIDATES, PolicyBatch
 
 
 class TokenSelection(Feature):
@@ -39,8 +39,9 @@ class TokenSelection(Feature):
         known |= {name: value for name, value in vars(said).items() if value is not None}
         signals = self.select(known, **self.numbers)
         # The update asks for the same candidates, whatever is most likely by then.
-        candidates = replace(inputs, candidates=said.top_ids)
-        return replace(batch, signals=signals, inputs=candidates)
+        if said.top_ids is not None:
+            inputs = replace(inputs, columns={**inputs.columns, CANDIDATES: said.top_ids})
+        return replace(batch, signals=signals, inputs=inputs)
 
 
 class TopCandidates(TokenSelection):

@@ -1,0 +1,51 @@
+"""Columns: quantities that are recorded of every token that a policy samples, an entry per token.
+
+A `Column` says all that a quantity needs to get from the sampler to the loss: slots, prefixes,
+segments, rows, lines of episodes, batches and packed rows carry whatever a run records, by name.
+An entry belongs to the token that was sampled, as a log-probability does: it is what the model had
+computed when it had read the tokens before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+# Types of numbers -> as `array` calls them.
+CODES = {"uint8": "B", "int16": "h", "int32": "i", "int64": "q", "float32": "f"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity per token.
+
+    dtype: of torch, one of CODES. fill: where nothing is recorded. width: numbers per token; above
+    1 an entry is their bytes.
+    """
+
+    dtype: str
+    fill: float
+    width: int = 1
+
+    @property
+    def blank(self) -> Any:
+        """The entry of a token of which nothing is recorded."""
+        if self.width == 1:
+            return self.fill
+        return array(CODES[self.dtype], [self.fill] * self.width).tobytes()
+
+    def takes(self, entry: Any) -> bool:
+        """True if that is an entry of this column: a number, or as many bytes as it has."""
+        size = len(entry) if isinstance(entry, bytes) else 0
+        return size == (len(self.blank) if self.width > 1 else 0)
+
+
+Columns = Mapping[str, Column]
+LOGPROBS = Column("float32", 0.0)
+VERSIONS = Column("int64", -1)
+# Recorded by every sampler.
+ALWAYS: Columns = MappingProxyType({"logprobs": LOGPROBS, "versions": VERSIONS})
+NOTHING_MORE: Columns = MappingProxyType({})

@@ -1,0 +1,75 @@
+"""Two toy columns, which say of every token that is sampled where it was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.rows import Recording, Slots
+from oxrl.tables.columns import Column
+from oxrl.types import Completion, Request, TokenBatch
+from support.samplers import TOKENIZER, lively
+
+POSITION = Column("int32", -7)
+TRACE = Column("uint8", 9, width=3)
+COLUMNS = {"position": POSITION, "trace": TRACE}
+
+
+def place(slots: Slots, rows: slice) -> Tensor:
+    """Where in its row the token stands that is being sampled."""
+    return slots.prompt_end[rows] + slots.count[rows] + 1
+
+
+def position_of(slots: Slots, rows: slice, logits: Tensor) -> Tensor:
+    return place(slots, rows).to(torch.int32)
+
+
+def trace_of(slots: Slots, rows: slice, logits: Tensor) -> Tensor:
+    """Bytes of the request's seed, of the place among the response's tokens, of that in the row."""
+    numbers = (slots.seed[rows], slots.count[rows], place(slots, rows))
+    return (torch.stack(numbers, dim=1) & 255).to(torch.uint8)
+
+
+TOYS = {"position": Recording(POSITION, position_of), "trace": Recording(TRACE, trace_of)}
+
+
+def recording_sampler() -> LocalSampler:
+    """A sampler with toy columns, also for a process of its own."""
+    torch.set_num_threads(1)
+    return LocalSampler(lively("builtin:tiny"), TOKENIZER, max_rows=3, recorded=TOYS)
+
+
+def expected_columns(request: Request, first: int, count: int) -> Mapping[str, tuple[object, ...]]:
+    """Of `count` tokens of a response, of which the first one stands at `first` of its row."""
+    answers = first - len(request.prompt.token_ids)
+    places = range(first, first + count)
+    trace = [
+        bytes((request.seed & 255, (answers + at) & 255, where & 255))
+        for at, where in enumerate(places)
+    ]
+    return {"position": tuple(places), "trace": tuple(trace)}
+
+
+def check_completion(request: Request, completion: Completion) -> None:
+    """A response has the columns of its tokens, and no others."""
+    [segment] = completion.segments
+    first = len(request.prompt.token_ids)
+    expected = expected_columns(request, first, len(segment.token_ids))
+    assert segment.columns == (expected if segment.token_ids or segment.columns else {})
+
+
+def check_inputs(inputs: TokenBatch) -> int:
+    """Every trained token has its place, every other one the fill; how many are trained."""
+    trained = inputs.response_mask
+    places = torch.arange(trained.shape[1]).expand_as(trained)
+    position = inputs.columns["position"]
+    assert position.dtype == torch.int32
+    assert torch.equal(position, torch.where(trained, places, -7).to(torch.int32))
+    trace = inputs.columns["trace"]
+    assert trace.dtype == torch.uint8 and trace.shape == (*trained.shape, 3)
+    assert torch.equal(trace[..., 2][trained], (places[trained] & 255).to(torch.uint8))
+    assert (trace[~trained] == 9).all()
+    return int(trained.sum())
