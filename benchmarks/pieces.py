@@ -72,7 +72,7 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
     settings = {} if engine == "fsdp" else {"zero_stage": int(engine[-1])}
     builder = TRAINING_ENGINES["fsdp" if engine == "fsdp" else "deepspeed"].load()
     # ZeRO-2 keeps whole weights on every rank; only moments and gradients are cut up.
-    later = LoadOptions(later=not whole and engine != "zero2")
+    later = LoadOptions(on_meta=not whole and engine != "zero2")
     found: dict[str, float] = {}
     with joined_ranks(torch.device("cpu"), Deadlines.alike(600)) as ranks:
         if engine != "fsdp":

@@ -258,7 +258,7 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
 
         def run() -> None:
             assembly = Assembly(cfg, ranks)
-            trainer = assembly.trainer(assembly.policy_to_train(later=assembly.cuts_weights()))
+            trainer = assembly.trainer(assembly.policy_to_train(on_meta=assembly.cuts_weights()))
             kept.append(trainer)
             if has_reference_model(cfg):
                 kept.append(assembly.scorer())

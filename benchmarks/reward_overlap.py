@@ -21,7 +21,7 @@ import yaml
 
 from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
+from oxrl.rollouts.overlapped_scoring import OverlappedScorer
 
 REWARD = """
 import time
@@ -32,8 +32,8 @@ def waits(prompt, completion):
 """
 
 
-def unheard(self: MeanwhileScorer, finished: object) -> None:
-    """In place of `MeanwhileScorer.offer`: nothing is scored before it is asked for."""
+def ignore(self: OverlappedScorer, finished: object) -> None:
+    """In place of `OverlappedScorer.offer`: nothing is scored before it is asked for."""
 
 
 def one_run(folder: Path, options: argparse.Namespace, seconds: float, meanwhile: bool) -> Path:
@@ -62,13 +62,13 @@ def one_run(folder: Path, options: argparse.Namespace, seconds: float, meanwhile
         content["model"]["max_length"] = 512
     config = folder / "run.yaml"
     config.write_text(yaml.safe_dump(content))
-    offer = MeanwhileScorer.offer
+    offer = OverlappedScorer.offer
     if not meanwhile:
-        MeanwhileScorer.offer = unheard  # pyright: ignore[reportAttributeAccessIssue]
+        OverlappedScorer.offer = ignore  # pyright: ignore[reportAttributeAccessIssue]
     try:
         run(load_config(config))
     finally:
-        MeanwhileScorer.offer = offer
+        OverlappedScorer.offer = offer
     return folder / "run"
 
 

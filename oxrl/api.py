@@ -48,7 +48,7 @@ from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of, pa
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from oxrl.commands.replay import Finding
+    from oxrl.commands.replay import Mismatch
     from oxrl.types import Metrics
 
 # Argument of `train` -> the field that holds its name.
@@ -259,7 +259,7 @@ class Run:
 
     def replay(
         self, step: int, sample: int | None = None, *, tolerance: float | None = None
-    ) -> list[Finding]:
+    ) -> list[Mismatch]:
         """Go through one step again and compare it with the record, as `oxrl replay RUN` does.
 
         Args:

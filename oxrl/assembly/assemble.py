@@ -21,7 +21,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery import Delivery, SharedWeights
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.rows import check_recorded
-from oxrl.engines.sample.sampler import Heard, unheard
+from oxrl.engines.sample.sampler import OnFinished, ignore
 from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
@@ -31,7 +31,7 @@ from oxrl.recipes import rl
 from oxrl.recipes.compute_accounting import (
     OPTIMIZER_BYTES,
     WITHOUT_MASTERS,
-    Ledger,
+    ComputeAccounting,
     model_work,
 )
 from oxrl.recipes.machine import Machine
@@ -107,7 +107,7 @@ def assemble(
     # Around the reward: where its steps end, episodes, scores while others are sampled.
     scorer = placed_steps(assembly, rewards, limits)
     sampler, scorer = answering(assembly, engines.sampler, scorer, limits, first, stack)
-    scorer, heard = overlapped(assembly, scorer, rewards, clock, stack)
+    scorer, on_finished = overlapped(assembly, scorer, rewards, clock, stack)
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
@@ -120,7 +120,7 @@ def assemble(
         deadline_s=cfg.run.waits.seconds["rollout"],
         max_error_rate=cfg.reward.max_error_rate,
         compared_parts=assembly.compared_parts,
-        heard=heard,
+        on_finished=on_finished,
         choice=next((each.choice for each in features if each.choice is not None), None),
         columns=assembly.columns,
     )
@@ -201,7 +201,7 @@ def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
 
 def build_ledger(
     assembly: Assembly, objective: Objective, clock: Clock, delivery: Delivery
-) -> Ledger:
+) -> ComputeAccounting:
     """The ledger of a run, which is told what a step took.
 
     Args:
@@ -214,7 +214,7 @@ def build_ledger(
     shared = isinstance(delivery, SharedWeights)
     same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
     asks_more = bool(objective.want_before)
-    ledger = Ledger(
+    ledger = ComputeAccounting(
         work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
         speed=assembly.speed,
         optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
@@ -322,17 +322,17 @@ def overlapped(
     rewards: ScoringPool | None,
     clock: Clock,
     stack: ExitStack,
-) -> tuple[GroupScorer, Heard]:
+) -> tuple[GroupScorer, OnFinished]:
     """A scorer that begins while other responses are sampled, and what is told of each of them.
 
     Rewards of this process score when all are there.
     """
     if rewards is None or all(pool.inline for pool in rewards.pools):
-        return scorer, unheard
-    from oxrl.rollouts.overlapped_scoring import MeanwhileScorer  # as said above
+        return scorer, ignore
+    from oxrl.rollouts.overlapped_scoring import OverlappedScorer  # as said above
 
     cfg = assembly.cfg
-    meanwhile = MeanwhileScorer(
+    meanwhile = OverlappedScorer(
         scorer,
         rewards.counters,
         samples=cfg.rollout.n_samples,

@@ -63,7 +63,7 @@ def assemble_offline(assembly: Assembly, session: Session) -> OfflineMachine[Any
 def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
     """A model that imitates given answers."""
     cfg = assembly.cfg
-    model = assembly.policy_to_train(later=assembly.cuts_weights())
+    model = assembly.policy_to_train(on_meta=assembly.cuts_weights())
     engine = assembly.trainer(model, complete=True)
     generated = None
     if cfg.recipe == "supervised" and cfg.reward.exists:

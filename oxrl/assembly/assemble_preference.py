@@ -26,7 +26,7 @@ def build_preference(
     cfg = assembly.cfg
     train = cfg.train
     method = METHODS[train.alg_name]
-    model = assembly.policy_to_train(later=assembly.cuts_weights())
+    model = assembly.policy_to_train(on_meta=assembly.cuts_weights())
     engine = assembly.trainer(model, complete=True)
     read = (*method.reads, *method.around)
     objective = PreferenceObjective(

@@ -33,14 +33,14 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.folder import PROCESSOR, has_image_processor, vision_family
-from oxrl.models import shared_prefix, trials
+from oxrl.models import self_checks, shared_prefix
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel, fix_rotations
 from oxrl.models.token_mask import banned_tokens, sample_only
 from oxrl.runs.clock import MachineSpeed, machine_speed
 from oxrl.runs.device import chosen_device
 from oxrl.runs.ranks import ALONE, Ranks
-from oxrl.runs.waiting import StopAsked, never
+from oxrl.runs.waiting import StopAsked, no_stop
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import REWARD_PARTS
 from oxrl.tables.columns import Columns
@@ -63,13 +63,13 @@ class Limits(NamedTuple):
     """The limits that a model and its tokenizer set.
 
     longest: prompt, in tokens. stop_token_ids: end a response. context: tokens that the model
-    reads. None: unlimited. never: tokens that stand for images.
+    reads. None: unlimited. image_ids: tokens that stand for images.
     """
 
     longest: int | None
     stop_token_ids: TokenIds
     context: int | None
-    never: TokenIds = ()
+    image_ids: TokenIds = ()
 
 
 class Engines(NamedTuple):
@@ -103,7 +103,7 @@ class Assembly:
         stop: whether the run was asked to stop; looked at in every wait.
     """
 
-    def __init__(self, cfg: Config, ranks: Ranks = ALONE, stop: StopAsked = never) -> None:
+    def __init__(self, cfg: Config, ranks: Ranks = ALONE, stop: StopAsked = no_stop) -> None:
         self.cfg = cfg
         self.ranks = ranks
         self.stop = stop
@@ -247,7 +247,7 @@ class Assembly:
         *,
         name: str | None = None,
         device: torch.device | None = None,
-        later: bool = False,
+        on_meta: bool = False,
         trained: bool = False,
     ) -> PreTrainedModel:
         """The model as it is on disk, or with random weights of `run.seed`.
@@ -256,7 +256,7 @@ class Assembly:
             load: of a policy, or of a critic.
             name: of other weights than those of `model.name`.
             device: None: the run's.
-            later: leave its weights to the engine that it is for.
+            on_meta: leave its weights to the engine that it is for.
             trained: hold linear layers under an adapter in four bits, where that is asked for.
         """
         asked = self.cfg.model
@@ -268,7 +268,7 @@ class Assembly:
             seed=stable_seed("model", self.cfg.run.seed),
             trust_remote_code=asked.trust_remote_code,
             revision=asked.revision if name == asked.name else None,
-            later=later,
+            on_meta=on_meta,
             four_bit="held" if trained and asked.load_in_4bit else "no",
         )
         model = load(name, options)
@@ -281,15 +281,15 @@ class Assembly:
         return model
 
     def policy_to_train(
-        self, device: torch.device | None = None, *, later: bool = False
+        self, device: torch.device | None = None, *, on_meta: bool = False
     ) -> PreTrainedModel:
         """The policy, with the adapter that `lora` asks for, and without what `model.freeze` names.
 
         Args:
             device: None: the run's.
-            later: leave its weights to the engine that it is for.
+            on_meta: leave its weights to the engine that it is for.
         """
-        model = self.model(device=device, later=later, trained=True)
+        model = self.model(device=device, on_meta=on_meta, trained=True)
         if self.cfg.model.freeze != "none":
             from oxrl.models.vision_network import freeze  # most models read text alone
 
@@ -299,7 +299,7 @@ class Assembly:
 
     def critic_to_train(self) -> ValueModel:
         """A value model on the policy's backbone, with the adapter that `lora` asks for."""
-        critic: Any = self.model(load_critic, later=self.cuts_weights(), trained=True)
+        critic: Any = self.model(load_critic, on_meta=self.cuts_weights(), trained=True)
         self.adapted(critic.decoder)
         return critic
 
@@ -414,7 +414,7 @@ class Assembly:
         Args:
             name: of other weights than those of `model.name`.
         """
-        model = self.model(name=name, later=self.cuts_weights(trained=False))
+        model = self.model(name=name, on_meta=self.cuts_weights(trained=False))
         return self.trainer(model, lr=0.0, temperature=temperature, trained=False)
 
     def trainers(self) -> Models[Trainer]:
@@ -427,7 +427,7 @@ class Assembly:
             return self.scorer(role.model, temperature=role.temperature)
         if role.head == "values":
             return self.trainer(self.critic_to_train(), lr=role.lr)
-        policy = self.policy_to_train(later=self.cuts_weights())
+        policy = self.policy_to_train(on_meta=self.cuts_weights())
         return self.trainer(policy, complete=True, temperature=role.temperature)
 
     # --- What samples, and what is asked of it.
@@ -466,16 +466,16 @@ class Assembly:
         )
         asked = self.cfg.data.max_prompt_tokens
         stop_token_ids = stop_tokens(self.tokenizer, model)
-        never = banned_tokens(model.config)
+        image_ids = banned_tokens(model.config)
         if context is None:
-            return Limits(asked, stop_token_ids, None, never)
+            return Limits(asked, stop_token_ids, None, image_ids)
         room = context - most
         if room < 1 or (asked is not None and asked > room):
             raise ConfigError(
                 f"rollout.max_tokens={most} plus data.max_prompt_tokens={asked} do not fit the "
                 f"model's context of {context} tokens; lower one of them"
             )
-        return Limits(room if asked is None else asked, stop_token_ids, int(context), never)
+        return Limits(room if asked is None else asked, stop_token_ids, int(context), image_ids)
 
     def sampling(self, stop_token_ids: TokenIds, temperature: float | None = None) -> Sampling:
         """The way that `rollout` samples, at another temperature if there is one; training has no
@@ -554,4 +554,4 @@ def check_sharing(model: PreTrainedModel, trainer: Trainer, longest: int | None)
             f"train.share_prefix: not every layer of {type(model).__name__} is known to have "
             "full attention; set it to false"
         )
-    trainer.checked(partial(trials.check_sharing, model))
+    trainer.checked(partial(self_checks.check_sharing, model))

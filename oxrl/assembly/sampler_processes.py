@@ -118,7 +118,7 @@ def proved_delivery(
         probe_every=sampling.probe_every,
         probe_tokens=sampling.probe_tokens,
         probe_limit=sampling.probe_limit,
-        compared=Compared(limits.never, only=assembly.sampled_alone),
+        compared=Compared(limits.image_ids, only=assembly.sampled_alone),
         part=assembly.part_sent,
     )
     return WeightSync(policy, sampler, options, assembly.copy_of_policy, assembly.images, transport)

@@ -25,8 +25,8 @@ from oxrl.engines.sample.local import attends_to_everything
 from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import named_in_errors
+from oxrl.models.self_checks import remembered_trial, try_sharing
 from oxrl.models.shared_prefix import SharingRefused
-from oxrl.models.trials import remembered_trial, try_sharing
 from oxrl.recipes.session import Session
 from oxrl.runs.checkpoints import list_checkpoints
 from oxrl.runs.files import Json

@@ -23,7 +23,7 @@ State = Literal["ok", "missing", "warn", "FAIL"]
 REPAIR = "pip install -e . -c constraints.txt"
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """One line of the report: FAIL stops training, warn may slow or limit it, missing is optional
     and not there.
 
@@ -37,26 +37,26 @@ class Finding(NamedTuple):
     optional: bool = False
 
 
-def examine(runs: Path) -> list[Finding]:
+def examine(runs: Path) -> list[Diagnosis]:
     """Look at Python, packages, devices, memory and disk.
 
     Args:
         runs: where run directories will go.
     """
-    python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
+    python = Diagnosis("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
     return [python, *_packages(), *_torch(), *_shared_memory(), *_needs_of_packages(), _disk(runs)]
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Diagnosis]:
     """Compare what is installed with what this checkout asks for."""
     try:
         stated = [Requirement(text) for text in requires("oxrl") or []]
     except PackageNotFoundError:
-        yield Finding(
+        yield Diagnosis(
             "FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout"
         )
         return
-    yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
+    yield Diagnosis("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
     extras: dict[str, list[str]] = {}
     for requirement in stated:
         marker = requirement.marker
@@ -74,7 +74,7 @@ def _packages() -> Iterator[Finding]:
     yield _package(Requirement("flash-attn"), asking, FLASH_INSTALL)
 
 
-def _package(requirement: Requirement, extras: list[str], fix: str) -> Finding:
+def _package(requirement: Requirement, extras: list[str], fix: str) -> Diagnosis:
     """Look whether a package is installed, in a version that fits.
 
     Args:
@@ -90,14 +90,14 @@ def _package(requirement: Requirement, extras: list[str], fix: str) -> Finding:
         found = version(name)
     except PackageNotFoundError:
         state = "missing" if optional else "FAIL"
-        return Finding(state, name, f"not installed{purpose}", fix, optional)
+        return Diagnosis(state, name, f"not installed{purpose}", fix, optional)
     if requirement.specifier.contains(found, prereleases=True):
-        return Finding("ok", name, found + purpose, "", optional)
+        return Diagnosis("ok", name, found + purpose, "", optional)
     text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
-    return Finding("warn" if optional else "FAIL", name, text + purpose, fix, optional)
+    return Diagnosis("warn" if optional else "FAIL", name, text + purpose, fix, optional)
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Diagnosis]:
     """Import the two libraries that fail at import when they clash, and list devices."""
     try:
         import torch
@@ -105,10 +105,10 @@ def _torch() -> Iterator[Finding]:
         importlib.import_module("transformers")
     # What broken or clashing binaries raise at import.
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        yield Finding("FAIL", "import", f"{type(error).__name__}: {error}", REPAIR)
+        yield Diagnosis("FAIL", "import", f"{type(error).__name__}: {error}", REPAIR)
         return
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)"
-    yield Finding("ok", "threads", threads)
+    yield Diagnosis("ok", "threads", threads)
     if not torch.cuda.is_available():
         built = "torch is a CPU build"
         if torch.version.cuda:
@@ -118,37 +118,37 @@ def _torch() -> Iterator[Finding]:
         found = chosen_device()
         lacks = lacking(found)
         said = f"{found}; {lacks}" if lacks else str(found)
-        yield Finding("ok", "device", f"{said}; no CUDA device ({built})")
+        yield Diagnosis("ok", "device", f"{said}; no CUDA device ({built})")
         return
     dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         size = f"{device.total_memory / 1e9:.0f} GB"
-        yield Finding("ok", "device", f"cuda:{index} {device.name}, {size}, {dtypes}")
+        yield Diagnosis("ok", "device", f"cuda:{index} {device.name}, {size}, {dtypes}")
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Iterator[Diagnosis]:
     path = Path("/dev/shm")
     if not path.is_dir():
         return
     size = shutil.disk_usage(path).total / 1e9
     text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
     fix = "in a container: --shm-size=8g" if size < 0.5 else ""
-    yield Finding("warn" if fix else "ok", "/dev/shm", text, fix)
+    yield Diagnosis("warn" if fix else "ok", "/dev/shm", text, fix)
 
 
-def _needs_of_packages() -> Iterator[Finding]:
+def _needs_of_packages() -> Iterator[Diagnosis]:
     """Ask installed packages about what they need, such as a sandbox for programs of the model."""
     for offer in all_offers("oxrl.doctor"):
         try:
             with offer.asked() as examine:
                 found = [_of_package(offer, *said) for said in examine()]
         except ConfigError as error:
-            found = [Finding("warn", offer.package, str(error), optional=True)]
+            found = [Diagnosis("warn", offer.package, str(error), optional=True)]
         yield from found
 
 
-def _of_package(offer: Offer, state: State, subject: str, text: str, fix: str) -> Finding:
+def _of_package(offer: Offer, state: State, subject: str, text: str, fix: str) -> Diagnosis:
     """Read one line of a package's, and say whose it is.
 
     Raises:
@@ -157,10 +157,10 @@ def _of_package(offer: Offer, state: State, subject: str, text: str, fix: str) -
     known(state, get_args(State))
     if offer.package != OURS:
         text = f"{text} (says the package {offer.package})"
-    return Finding(state, shown(subject), shown(text), shown(fix), optional=True)
+    return Diagnosis(state, shown(subject), shown(text), shown(fix), optional=True)
 
 
-def _disk(runs: Path) -> Finding:
+def _disk(runs: Path) -> Diagnosis:
     folder = next(parent for parent in (runs, *runs.absolute().parents) if parent.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -168,11 +168,11 @@ def _disk(runs: Path) -> Finding:
     except OSError as error:
         text = f"{runs.absolute()} cannot be written: {error.strerror}"
         fix = "choose another folder with run.dir, or change its permissions"
-        return Finding("FAIL", "run directory", text, fix)
+        return Diagnosis("FAIL", "run directory", text, fix)
     text = f"{runs.absolute()}, {free:.1f} GB free"
     fix = (
         "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
         if free < 1
         else ""
     )
-    return Finding("warn" if fix else "ok", "run directory", text, fix)
+    return Diagnosis("warn" if fix else "ok", "run directory", text, fix)

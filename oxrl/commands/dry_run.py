@@ -18,7 +18,7 @@ from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.builtin_vision import TINY_VL
 from oxrl.modelfiles.folder import adapter_base, vision_family
 from oxrl.models.load import load_tokenizer, named_in_errors
-from oxrl.models.trials import shrink
+from oxrl.models.self_checks import shrink
 from oxrl.seeds import stable_seed
 
 # Stands in for a model of which nothing is at hand.

@@ -156,7 +156,7 @@ def run_eval(
             draws = list(enumerate(prompts.in_order()))
             with bars() as tell:
                 count = Count(tell, "responses", len(draws) * samples)
-                rollouts = replace(scored, heard=count.one).answer(draws)
+                rollouts = replace(scored, on_finished=count.one).answer(draws)
         metrics = evaluation_metrics(rollouts, samples=samples)
         if pick is not None:
             verdicts = judge(assembly, pick, in_groups(rollouts, samples))

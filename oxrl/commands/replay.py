@@ -57,7 +57,7 @@ class Replayed(Exception):
     """The step that was asked for has been gone through."""
 
 
-class Finding(NamedTuple):
+class Mismatch(NamedTuple):
     """One thing that was compared."""
 
     what: str
@@ -180,7 +180,7 @@ class ReplaySession(Follower):
 
 def replay(
     directory: Path, step: int, sample: int | None = None, *, tolerance: float | None = None
-) -> list[Finding]:
+) -> list[Mismatch]:
     """Go through one step of a run again and compare it with the record.
 
     Args:
@@ -318,7 +318,7 @@ def _no_sample(directory: Path, step: int, sample: int, count: int) -> str:
 
 def compare_samples(
     directory: Path, seen: ReplaySession, step: int, *, only: int | None = None, tolerance: float
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     """Compare the recorded samples of a step with those that were drawn now.
 
     Args:
@@ -331,7 +331,7 @@ def compare_samples(
     recorded = recorded_samples(directory, step)
     now = seen.samples.get(step, [])
     if len(recorded) != len(now):
-        yield Finding(f"samples of step {step}", f"{len(recorded)}", f"{len(now)}", False)
+        yield Mismatch(f"samples of step {step}", f"{len(recorded)}", f"{len(now)}", False)
         return
     file = directory / "rollouts" / f"step_{step - 1:08d}.safetensors"
     kept = load_tensors(file) if file.is_file() else None
@@ -346,7 +346,7 @@ def compare_samples(
             wrong += _compare_tensors(what, kept, tokens_now, row, tolerance)
         if not wrong:
             text = json.dumps(recorded[place].get("response"), ensure_ascii=False)
-            yield Finding(f"{what} ({told})", text[:60], text[:60], True)
+            yield Mismatch(f"{what} ({told})", text[:60], text[:60], True)
         yield from wrong
 
 
@@ -356,13 +356,13 @@ def token_rows(lines: Sequence[Json]) -> dict[int, int]:
     return {place: row for row, place in enumerate(trained)}
 
 
-def _compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> Iterator[Finding]:
+def _compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> Iterator[Mismatch]:
     for name, value in recorded.items():
         if name == "reason":  # may tell of a process
             continue
         other = now.get(name)
         if not _same(value, other, tolerance):
-            yield Finding(f"{what}, {name}", _short(value), _short(other), False)
+            yield Mismatch(f"{what}, {name}", _short(value), _short(other), False)
 
 
 def _compare_tensors(
@@ -371,24 +371,24 @@ def _compare_tensors(
     now: TensorMap,
     row: int,
     tolerance: float,
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     """One row of the tensors of a batch."""
     for name, tensor in recorded.items():
         other = now.get(name)
         if other is None or other.shape != tensor.shape or not tensor.ndim:
-            yield Finding(f"{what}, {name}", f"shape {tuple(tensor.shape)}", "another", False)
+            yield Mismatch(f"{what}, {name}", f"shape {tuple(tensor.shape)}", "another", False)
             continue
         before = tensor[row].double()
         after = other[row].double()
         limit = tolerance if tensor.is_floating_point() else 0.0
         if not before.allclose(after, rtol=limit, atol=limit, equal_nan=True):
             apart = (before - after).abs().max().item()
-            yield Finding(f"{what}, {name} per token", "as recorded", f"{apart:.3g} apart", False)
+            yield Mismatch(f"{what}, {name} per token", "as recorded", f"{apart:.3g} apart", False)
 
 
 def compare_update(
     directory: Path, seen: ReplaySession, step: int, *, tolerance: float
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     """Compare the record of an update and its samples with what came of them now."""
     drawn = max((first for first in seen.samples if first <= step), default=None)
     if drawn is not None:
@@ -397,7 +397,7 @@ def compare_update(
         if not wrong:
             told = found[0].what.rpartition("(")[2].rstrip(")") if found else "none"
             what = f"{len(found)} samples of step {drawn} ({told})"
-            yield Finding(what, "as recorded", "as recorded", True)
+            yield Mismatch(what, "as recorded", "as recorded", True)
         yield from wrong
     lines = read_numbers(directory / "metrics.jsonl")
     record = next(line for line in lines if line["step"] == step)
@@ -409,7 +409,7 @@ def compare_update(
         after = float(now.get(name, math.nan))
         equal = _same(before, after, tolerance) or (name not in now and name not in IMPORTANT)
         if not equal or name in IMPORTANT:
-            yield Finding(f"update of step {step}, {name}", f"{before:.9g}", f"{after:.9g}", equal)
+            yield Mismatch(f"update of step {step}, {name}", f"{before:.9g}", f"{after:.9g}", equal)
 
 
 def _same(one: Any, other: Any, tolerance: float) -> bool:

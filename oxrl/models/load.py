@@ -119,8 +119,8 @@ class LoadOptions:
         trust_remote_code: run Python code that the model's authors ship with it.
         revision: commit, tag or branch on the hub, of the model or of an adapter's base; None: the
             one that the adapter notes, or the main branch.
-        later: leave the weights out where the files allow it, for an engine whose ranks read their
-            own pieces; see `oxrl.models.meta_init`.
+        on_meta: leave the weights out where the files allow it, for an engine whose ranks read
+            their own pieces; see `oxrl.models.meta_init`.
         four_bit: of its linear layers; see `oxrl.models.four_bit`.
     """
 
@@ -130,7 +130,7 @@ class LoadOptions:
     seed: int = 0
     trust_remote_code: bool = False
     revision: str | None = None
-    later: bool = False
+    on_meta: bool = False
     four_bit: FourBit = "no"
 
 
@@ -217,7 +217,7 @@ def _of_base(adapter: str, options: LoadOptions) -> LoadOptions:
     """The options that the base of the adapter in a folder is loaded with: as it learned on it."""
     revision = options.revision or adapter_revision(adapter)
     four_bit: FourBit = "rounded" if learned_in_four_bits(adapter) else "no"
-    return replace(options, revision=revision, later=False, four_bit=four_bit)
+    return replace(options, revision=revision, on_meta=False, four_bit=four_bit)
 
 
 def _placed(model: Model, options: LoadOptions) -> Model:
@@ -236,7 +236,7 @@ def _placed(model: Model, options: LoadOptions) -> Model:
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
     """Read a model, or leave its weights for later where that is asked for and can be."""
-    if options.later and not options.trust_remote_code and options.four_bit == "no":
+    if options.on_meta and not options.trust_remote_code and options.four_bit == "no":
         if Path(name).is_dir():
             check_model_folder(Path(name))
         with named_in_errors("model", name):

@@ -69,5 +69,5 @@ def banned_tokens(config: object) -> TokenIds:
         config: of transformers, of the whole model.
     """
     family = VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
-    named = () if family is None else [getattr(config, field, None) for field in family.never]
+    named = () if family is None else [getattr(config, field, None) for field in family.image_ids]
     return tuple(token for token in named if isinstance(token, int))

@@ -22,7 +22,7 @@ OUTPUTS = "mm_encoder_outputs"
 MOST_BYTES = 2**29
 
 
-class Seen(NamedTuple):
+class KeptFeatures(NamedTuple):
     """One image after tower and projector.
 
     pooled: what takes the place of its tokens. deep: what is added in the first layers, of models
@@ -50,7 +50,7 @@ class SeenImages:
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: Any = model.base_model
         self._family = VISION_FAMILIES[self._decoder.config.model_type]
-        self._held: OrderedDict[str, Seen] = OrderedDict()
+        self._held: OrderedDict[str, KeptFeatures] = OrderedDict()
         self._bytes = 0
         # Some families give one tensor of all images, others a tensor of each.
         self._in_one = False
@@ -102,10 +102,10 @@ class SeenImages:
         pieces = pooled.split(counts) if isinstance(pooled, Tensor) else pooled
         layers = getattr(said, "deepstack_features", None) or []
         for at, name in enumerate(pixels):
-            seen = Seen(pieces[at].clone(), tuple(layer[at].clone() for layer in layers))
+            seen = KeptFeatures(pieces[at].clone(), tuple(layer[at].clone() for layer in layers))
             self._held[name] = seen
             self._bytes += _size(seen)
 
 
-def _size(seen: Seen) -> int:
+def _size(seen: KeptFeatures) -> int:
     return sum(tensor.nbytes for tensor in chain([seen.pooled], seen.deep))

@@ -89,7 +89,7 @@ class Warned(Unknown):
     """Something may go wrong; the text says why, and what to do."""
 
 
-class Finding(NamedTuple):
+class Preflight(NamedTuple):
     """The result of one check."""
 
     subject: str
@@ -566,18 +566,18 @@ OF_SIZE = ("memory", "limit", "disk")
 FEW_CHECKPOINTS = 100
 
 
-def examine(cfg: Config, prepared: Prepared, subject: str) -> Finding:
+def examine(cfg: Config, prepared: Prepared, subject: str) -> Preflight:
     """Make one of the CHECKS, and return what it finds; nothing is raised."""
     try:
-        return Finding(subject, "ok", CHECKS[subject](cfg, prepared))
+        return Preflight(subject, "ok", CHECKS[subject](cfg, prepared))
     except Warned as warned:
-        return Finding(subject, "warning", str(warned))
+        return Preflight(subject, "warning", str(warned))
     except (Unknown, UnreachableError) as unknown:
-        return Finding(subject, "unknown", str(unknown))
+        return Preflight(subject, "unknown", str(unknown))
     except OxrlError as error:
         if error.exit_code != ConfigError.exit_code:
             raise
-        return Finding(subject, "wrong", str(error))
+        return Preflight(subject, "wrong", str(error))
 
 
 def reply(prepared: Prepared, request: Json) -> Json:

@@ -147,7 +147,7 @@ class Rows:
         given: how they are cut, and the operations of the model.
     """
 
-    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: Ledger) -> None:
+    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: ComputeAccounting) -> None:
         mask = inputs.response_mask
         lengths = inputs.attention_mask.sum(1)
         prompts = torch.where(mask.any(1), mask.int().argmax(1), lengths)
@@ -216,7 +216,7 @@ class Rows:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ledger:
+class ComputeAccounting:
     """Is shown every batch; changes nothing.
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.

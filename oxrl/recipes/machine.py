@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from oxrl.checkpoint import Saved
 from oxrl.engines.train import Scorer, TrainEngine
-from oxrl.recipes.compute_accounting import Ledger
+from oxrl.recipes.compute_accounting import ComputeAccounting
 from oxrl.recipes.objective import Objective
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import RolloutSource
@@ -43,7 +43,7 @@ class Machine:
     source: RolloutSource
     row_rules: RowRules
     evaluation: Evaluation | None
-    ledger: Ledger
+    ledger: ComputeAccounting
     saved: Mapping[str, Saved]
     ratio_tolerance: float
     keeps_tokens: bool

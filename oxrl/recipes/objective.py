@@ -223,7 +223,7 @@ def prepare_update(
         return batch
     from oxrl.recipes.features.base import Prepared  # of rows with features
 
-    prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed, version=version)
+    prepared = Prepared(rollouts=rollouts, before=said, returns=returns, seed=seed, version=version)
     for feature in objective.features:
         batch = feature.on_prepared(batch, prepared)
     return batch

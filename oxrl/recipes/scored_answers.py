@@ -15,7 +15,7 @@ import torch
 from oxrl.data.batching import how_it_ended
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample import RolloutEngine
-from oxrl.engines.sample.sampler import Heard, generate, unheard
+from oxrl.engines.sample.sampler import OnFinished, generate, ignore
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.recipes.session import Session
 from oxrl.rewards.pools import GroupScorer
@@ -41,7 +41,7 @@ class ScoredSampler:
         seed: of all of them.
         deadline_s: longest wait for the next answer, and for the next score.
         stop: whether the run was asked to stop.
-        heard: is told of every response when it is finished.
+        on_finished: is told of every response when it is finished.
     """
 
     sampler: RolloutEngine
@@ -51,7 +51,7 @@ class ScoredSampler:
     seed: int
     deadline_s: float
     stop: StopAsked
-    heard: Heard = unheard
+    on_finished: OnFinished = ignore
 
     def answer(self, draws: Sequence[tuple[int, Prompt]]) -> list[Rollout]:
         """`samples` scored responses in a row for every (position, prompt).
@@ -68,7 +68,7 @@ class ScoredSampler:
             requests,
             deadline_s=self.deadline_s,
             stop=self.stop,
-            heard=self.heard,
+            on_finished=self.on_finished,
         )
         sampled = list(zip(requests, completions, strict=True))
         patience = Patience(self.stop, self.deadline_s)
@@ -134,7 +134,7 @@ class Evaluation(NamedTuple):
         samples = self.answers.samples
         tell = partial(_forward, session)
         count = Count(tell, "evaluation", len(draws) * samples, every_s=TOLD_EVERY_S)
-        answers = replace(self.answers, heard=count.one)
+        answers = replace(self.answers, on_finished=count.one)
         with session.clock.phase("time/eval_s"):
             self.source.lend(step)
             try:

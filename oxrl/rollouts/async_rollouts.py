@@ -303,7 +303,7 @@ class AheadRollouts:
             finished = next_finished(self.parts.sampler, missing, stop=stop, deadline_s=deadline_s)
             for item in finished:
                 self._done[item.request.id] = item.completion
-                self.parts.heard(item)
+                self.parts.on_finished(item)
             self._counted = False
 
 

@@ -39,7 +39,7 @@ class _Asked:
     spent: Metrics = field(default_factory=Metrics)
 
 
-class MeanwhileScorer:
+class OverlappedScorer:
     """A GroupScorer that is told of responses when they are finished.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Protocol
 from oxrl.data.order import RowSource
 from oxrl.engines.delivery import Delivery
 from oxrl.engines.sample import RolloutEngine
-from oxrl.engines.sample.sampler import Heard, generate, unheard
+from oxrl.engines.sample.sampler import OnFinished, generate, ignore
 from oxrl.errors import RewardError
 from oxrl.rewards.pools import GroupScorer
 from oxrl.runs.clock import Clock
@@ -89,7 +89,7 @@ class RolloutParts:
     stop: whether the run was asked to stop; looked at while waiting.
     deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
-    compared_parts: see RolloutStep. heard: is told of every response when it is finished.
+    compared_parts: see RolloutStep. on_finished: is told of every response when it is finished.
     choice: of the groups that are trained on; None: all of them.
     columns: that the sampler records of every token.
     """
@@ -104,7 +104,7 @@ class RolloutParts:
     deadline_s: float
     max_error_rate: float
     compared_parts: tuple[str, ...] = ()
-    heard: Heard = unheard
+    on_finished: OnFinished = ignore
     choice: GroupChoice | None = None
     columns: Columns = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class SyncRollouts:
                 requests,
                 deadline_s=parts.deadline_s,
                 stop=parts.stop,
-                heard=parts.heard,
+                on_finished=parts.on_finished,
             )
         step.dispatched += len(requests)
         add_scored(step, parts, list(zip(requests, completions, strict=True)))

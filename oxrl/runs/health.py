@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from oxrl.errors import NonFiniteError
 from oxrl.runs.files import Json, Record
-from oxrl.runs.health_checks import SIGNS, Seen, Sign
+from oxrl.runs.health_checks import SIGNS, History, Sign
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Health:
     """
 
     def __init__(self, vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING) -> None:
-        self._seen = Seen(vocabulary)
+        self._seen = History(vocabulary)
         self._wanted = wanted
         self._in_a_row = {sign.name: 0 for sign in SIGNS}
         self._told: set[str] = set()

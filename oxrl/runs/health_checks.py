@@ -37,7 +37,7 @@ NO_GRADIENT = 1e-12
 UNIFORM = 0.005
 
 
-class Seen:
+class History:
     """The newest lines of a run, and what it was like at its start.
 
     Args:
@@ -82,14 +82,14 @@ class Sign(NamedTuple):
     """
 
     name: HealthCheck
-    holds: Callable[[Seen], bool]
+    holds: Callable[[History], bool]
     advice: str
     threshold: str
     reads: tuple[str, ...]
     patience: int = PATIENCE
 
 
-def at_least(name: str, least: float) -> Callable[[Seen], bool]:
+def at_least(name: str, least: float) -> Callable[[History], bool]:
     """Make a sign that one metric shows by itself.
 
     Args:
@@ -100,23 +100,23 @@ def at_least(name: str, least: float) -> Callable[[Seen], bool]:
         Whether the newest line shows it.
     """
 
-    def shown(seen: Seen) -> bool:
+    def shown(seen: History) -> bool:
         return seen.line.get(name, 0.0) >= least
 
     return shown
 
 
-def all_equal(seen: Seen) -> bool:
+def all_equal(seen: History) -> bool:
     """True if every reward of the step is the same number, and not 0."""
     return _only_reward(seen.line) not in (None, 0.0)
 
 
-def all_zero(seen: Seen) -> bool:
+def all_zero(seen: History) -> bool:
     """True if every reward of the step is 0."""
     return _only_reward(seen.line) == 0.0
 
 
-def no_gradient(seen: Seen) -> bool:
+def no_gradient(seen: History) -> bool:
     """True if the step was taken with a gradient of 0, though rewards differ or it has none."""
     line = seen.line
     explained = _only_reward(line) is not None
@@ -125,7 +125,7 @@ def no_gradient(seen: Seen) -> bool:
     return taken and not explained and norm <= NO_GRADIENT
 
 
-def uniform(seen: Seen) -> bool:
+def uniform(seen: History) -> bool:
     """True if the policy gives every token of the vocabulary the same probability."""
     entropy = seen.line.get("policy/entropy", math.nan)
     return seen.vocabulary > 1 and entropy > math.log(seen.vocabulary) - UNIFORM
@@ -141,7 +141,7 @@ def _only_reward(line: Metrics) -> float | None:
     return None if parts_differ or reward != line.get("reward/max", math.nan) else reward
 
 
-def flat_reward(seen: Seen) -> bool:
+def flat_reward(seen: History) -> bool:
     """True if the mean reward of the window's newer half is not above that of the older half."""
     older, newer = seen.halves()
     if len(older) < WINDOW // 2 or len(newer) < WINDOW // 2:
@@ -152,14 +152,14 @@ def flat_reward(seen: Seen) -> bool:
     return not solved and statistics.fmean(newer) <= statistics.fmean(older) + noise
 
 
-def same_groups(seen: Seen) -> bool:
+def same_groups(seen: History) -> bool:
     """True if nearly all groups have one reward, and most of them not the best one."""
     line = seen.line
     same = line.get("reward/zero_variance_groups", 0.0)
     return MOST <= same and line.get("reward/all_pass_groups", 0.0) < HALF and not all_zero(seen)
 
 
-def entropy_collapse(seen: Seen) -> bool:
+def entropy_collapse(seen: History) -> bool:
     """True if the policy has nearly no choice left, and is not right either."""
     start = seen.at_start("policy/entropy")
     line = seen.line
@@ -167,7 +167,7 @@ def entropy_collapse(seen: Seen) -> bool:
     return fallen and line.get("reward/all_pass_groups", 0.0) < HALF
 
 
-def growing_length(seen: Seen) -> bool:
+def growing_length(seen: History) -> bool:
     """True if responses are much longer than at the start, and not better."""
     length = seen.line.get("data/length_mean", math.nan)
     longer = length > LONGER * seen.at_start("data/length_mean")
@@ -176,7 +176,7 @@ def growing_length(seen: Seen) -> bool:
     return longer and enough and statistics.fmean(newer) <= seen.at_start(REWARD)
 
 
-def repeating(seen: Seen) -> bool:
+def repeating(seen: History) -> bool:
     """True if most responses go in circles, or are the same in their group and not right."""
     line = seen.line
     same = line.get("data/duplicate_frac", 0.0) >= MOST
@@ -184,32 +184,32 @@ def repeating(seen: Seen) -> bool:
     return line.get("data/looping_frac", 0.0) >= HALF or (same and wrong)
 
 
-def clipped(seen: Seen) -> bool:
+def clipped(seen: History) -> bool:
     """True if a large share of the tokens has left the trust region."""
     line = seen.line
     share = line.get("update/clip_frac_high", 0.0) + line.get("update/clip_frac_low", 0.0)
     return share >= CLIPPED
 
 
-def displaced(seen: Seen) -> bool:
+def displaced(seen: History) -> bool:
     """True if chosen completions become less likely, not only less so than rejected ones."""
     return seen.line.get("preference/displacement", 0.0) > DISPLACED
 
 
-def dropped(seen: Seen) -> bool:
+def dropped(seen: History) -> bool:
     """True if half or more of the sampled rows are not trained on."""
     line = seen.line
     gone = line.get("data/dropped_rows", 0.0)
     return gone > 0 and gone >= line.get("data/rows", 0.0)
 
 
-def skipped(seen: Seen) -> bool:
+def skipped(seen: History) -> bool:
     """True if a tenth or more of the newest steps were refused."""
     refused = [line.get("update/skipped", 0.0) for line in seen.lines]
     return bool(refused[-1]) and len(refused) >= 10 and sum(refused) >= 0.1 * len(refused)
 
 
-def spiking_gradient(seen: Seen) -> bool:
+def spiking_gradient(seen: History) -> bool:
     """True if the gradient is many times as large as is usual here."""
     norms = [line.get("update/grad_norm", math.nan) for line in seen.lines]
     usual = [norm for norm in norms[:-1] if math.isfinite(norm)]

@@ -63,7 +63,7 @@ def say_waiting(what: str, deadline: Deadline, waited_s: float) -> None:
     log.log(WAITING, "%s: waiting for %s, %.0f s of %s", deadline.phase, what, waited_s, deadline)
 
 
-def never() -> bool:
+def no_stop() -> bool:
     """Return False: nobody asks to stop."""
     return False
 
@@ -76,7 +76,7 @@ class Patience:
         deadline_s: longest wait for the next answer, in seconds.
     """
 
-    def __init__(self, stop: StopAsked = never, deadline_s: float = inf) -> None:
+    def __init__(self, stop: StopAsked = no_stop, deadline_s: float = inf) -> None:
         self.deadline_s = deadline_s
         self._stop = stop
         self._cancelled = False

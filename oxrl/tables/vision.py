@@ -28,7 +28,7 @@ class VisionFamily:
         rotary: positions have three axes, which follow from where images are.
         tower, projector, language: prefixes of the parameters of each part; the projector's may lie
             inside of the tower's.
-        never: fields with tokens that stand in prompts alone, and are never sampled.
+        image_ids: fields with tokens that stand in prompts alone, and are never sampled.
     """
 
     name: str
@@ -40,7 +40,7 @@ class VisionFamily:
     tower: tuple[str, ...]
     projector: tuple[str, ...]
     language: str
-    never: tuple[str, ...]
+    image_ids: tuple[str, ...]
 
 
 QWEN2_5_VL = VisionFamily(
@@ -52,7 +52,7 @@ QWEN2_5_VL = VisionFamily(
     tower=("visual.",),
     projector=("visual.merger.",),
     language="language_model.",
-    never=("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+    image_ids=("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
 )
 IDEFICS3 = VisionFamily(
     name="idefics3",
@@ -62,7 +62,7 @@ IDEFICS3 = VisionFamily(
     tower=("vision_model.",),
     projector=("connector.",),
     language="text_model.",
-    never=("image_token_id",),
+    image_ids=("image_token_id",),
 )
 ROWS = (
     QWEN2_5_VL,
@@ -82,7 +82,7 @@ ROWS = (
         tower=("vision_tower.",),
         projector=("multi_modal_projector.",),
         language="language_model.",
-        never=("image_token_index", "boi_token_index", "eoi_token_index"),
+        image_ids=("image_token_index", "boi_token_index", "eoi_token_index"),
     ),
     VisionFamily(
         name="llava",
@@ -92,7 +92,7 @@ ROWS = (
         tower=("vision_tower.",),
         projector=("multi_modal_projector.",),
         language="language_model.",
-        never=("image_token_index",),
+        image_ids=("image_token_index",),
     ),
 )
 VISION_FAMILIES: Mapping[str, VisionFamily] = {row.name: row for row in ROWS}

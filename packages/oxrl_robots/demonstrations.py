@@ -29,7 +29,7 @@ from oxrl_robots.lerobot import statistics
 ROWS = ("turns", "episodes")
 
 
-class Seen(NamedTuple):
+class ExpertStep(NamedTuple):
     """One step of an expert: what it read, in messages, what it did, and what came of it.
 
     state: numbers of the robot before the action, where the environment tells them.
@@ -46,7 +46,7 @@ class Demonstration:
     """An episode of an expert. `last` is what came of its last step."""
 
     seed: int
-    steps: list[Seen]
+    steps: list[ExpertStep]
     last: Step
 
 
@@ -159,14 +159,14 @@ class Demonstrations:
         )
         opening = as_messages(made.reset(prompt, seed), "reset")
         read: Sequence[Message] = opening
-        steps: list[Seen] = []
+        steps: list[ExpertStep] = []
         while True:
             state = made.robot_state() if hasattr(made, "robot_state") else None
             action = made.expert()
             if not isinstance(action, str):
                 action = [float(number) for number in action]
             step = as_step(made.act([action]))
-            steps.append(Seen(read, action, step.reward, state))
+            steps.append(ExpertStep(read, action, step.reward, state))
             if step.terminated or step.truncated or len(steps) >= self.most_steps:
                 return Demonstration(seed, steps, step)
             answer: Json = step.messages

@@ -19,7 +19,7 @@ from typing import Literal
 
 from oxrl.runs.waiting import end_of
 from oxrl_sandbox import bundle
-from oxrl_sandbox.findings import Finding, Job, Json, SandboxError, finding
+from oxrl_sandbox.findings import Job, Json, SandboxError, Verdict, finding
 from oxrl_sandbox.inside import confine, kernel, plain
 from oxrl_sandbox.inside.confine import Limits
 
@@ -116,7 +116,7 @@ class Sandbox:
         with self._lock:
             self._start()
 
-    def judge(self, job: Job, *, alone: bool = False) -> Finding:
+    def judge(self, job: Job, *, alone: bool = False) -> Verdict:
         """Have a program judged; starts the unit if it is not running.
 
         Args:

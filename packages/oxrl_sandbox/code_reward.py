@@ -27,7 +27,7 @@ from oxrl.errors import RewardDefinitionError, did_you_mean
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.types import Objects, Score
 from oxrl_sandbox.client import LEVELS, Level, Sandbox
-from oxrl_sandbox.findings import Finding, Job, Json, SandboxError
+from oxrl_sandbox.findings import Job, Json, SandboxError, Verdict
 from oxrl_sandbox.inside.confine import WAIT_S, Limits
 from oxrl_sandbox.layers import FIXES
 
@@ -109,11 +109,11 @@ def judged(
     except ValueError as error:
         return Score(value=None, status="invalid", reason=str(error))
     end = time.monotonic() + total_s
-    findings: list[Finding] = []
+    findings: list[Verdict] = []
     for number, job in enumerate(jobs, start=1):
         if time.monotonic() > end:
             reason = f"not begun: those before it took {total_s:g} s, all that there was"
-            findings.append(Finding(0, len(jobs) - number + 1, reason))
+            findings.append(Verdict(0, len(jobs) - number + 1, reason))
             break
         try:
             found = used.judge(job)
@@ -174,7 +174,7 @@ def require_sandbox(
         ) from error
 
 
-def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score:
+def score_of(findings: Sequence[Verdict], count: int, *, partial: bool) -> Score:
     """Turn what a sandbox found into a score.
 
     Args:

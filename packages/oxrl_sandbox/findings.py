@@ -31,7 +31,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """The result of a job.
 
     held, run: asserts. reason: why not all held; empty if they did.
@@ -49,7 +49,7 @@ class Finding:
     waited_s: float = 0.0
 
 
-def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Finding:
+def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Verdict:
     """Put together what the grader found and how the processes ended.
 
     Args:
@@ -67,7 +67,7 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
     blamed = reason_of(program, limits)
     if graded is not None:
         if "bad" in graded:
-            return Finding(bad=graded["bad"])
+            return Verdict(bad=graded["bad"])
         found = {"reason": "", "output": "", **graded}
         if "lost" in found:
             found["reason"] = f"the program {blamed or found['lost'] or 'closed its connection'}"
@@ -76,9 +76,9 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         # By their names: a grader elsewhere may tell more.
         held = found["held"]
         run = found["run"]
-        return Finding(held, run, found["reason"], starved=starved, output=found["output"])
+        return Verdict(held, run, found["reason"], starved=starved, output=found["output"])
     if program["full"]:
-        return Finding(0, 1, f"the program {blamed}")
+        return Verdict(0, 1, f"the program {blamed}")
     how = reason_of(tests, limits) or "ended in silence"
     if tests["late"] and ended["waiting"]:
         reason = f"the program {how}"
@@ -86,8 +86,8 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         reason = f"the tests could not cope with what the program returned: they {how}"
     else:
         bad = f"the tests {how}, before the program had answered anything"
-        return Finding(bad=bad, starved=starved)
-    return Finding(0, 1, reason, starved=starved)
+        return Verdict(bad=bad, starved=starved)
+    return Verdict(0, 1, reason, starved=starved)
 
 
 def reason_of(ended: Json, limits: Limits) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from oxrl_sandbox import bundle
-from oxrl_sandbox.findings import Finding, Job, Json, SandboxError, finding
+from oxrl_sandbox.findings import Job, Json, SandboxError, Verdict, finding
 from oxrl_sandbox.inside import plain
 from oxrl_sandbox.inside.confine import Limits
 
@@ -69,7 +69,7 @@ class RemoteSandbox:
         if found.reason or found.bad:
             raise SandboxError(f"{self.url} judges a right program wrong: {found}")
 
-    def judge(self, job: Job, *, alone: bool = False) -> Finding:
+    def judge(self, job: Job, *, alone: bool = False) -> Verdict:
         """Have a program judged by the service.
 
         Args:
@@ -116,7 +116,7 @@ class RemoteSandbox:
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise SandboxError(f"{self.url}: {error}") from error
 
-    def _finding(self, job: Job, reply: Json, word: str) -> Finding:
+    def _finding(self, job: Job, reply: Json, word: str) -> Verdict:
         """Read the service's reply.
 
         Raises:

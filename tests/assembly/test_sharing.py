@@ -19,9 +19,9 @@ from oxrl.config import Config
 from oxrl.engines.sample.local import FAST
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError, RunDirectoryError
-from oxrl.models import trials
+from oxrl.models import self_checks
+from oxrl.models.self_checks import remembered_trial, try_sharing
 from oxrl.models.shared_prefix import SharingRefused
-from oxrl.models.trials import remembered_trial, try_sharing
 from oxrl.runs.pins import CHOICES_FILE
 from oxrl.types import Output, TokenBatch, Want
 from support.architectures import FAMILIES, tiny
@@ -180,7 +180,7 @@ def test_weights_that_are_no_good_for_it_are_trained_without(
     def refuse(model: PreTrainedModel) -> None:
         raise SharingRefused("train.share_prefix: hidden states differ; set it to false")
 
-    monkeypatch.setattr(trials, "check_sharing", refuse)
+    monkeypatch.setattr(self_checks, "check_sharing", refuse)
     cfg = rl_config(tmp_path, "refused", ["train.epochs=2"])
     run(cfg)
     assert choice_of(cfg) == {"value": False, "why": "hidden states differ"}
@@ -235,7 +235,7 @@ def test_a_prompt_seen_wrongly_is_found(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """Responses that see one token too few, and then a rounding worse than that of plain rows."""
-    right = trials._gradient
+    right = self_checks._gradient
 
     def off(model: PreTrainedModel, *, share: bool) -> torch.Tensor:
         found = right(model, share=share)
@@ -244,7 +244,7 @@ def test_a_prompt_seen_wrongly_is_found(
             found *= 1 + (0.05 if low else 1e-4)
         return found
 
-    monkeypatch.setattr(trials, "_gradient", off)
+    monkeypatch.setattr(self_checks, "_gradient", off)
     with pytest.raises(SharingRefused, match="above"):
         try_sharing(tiny("qwen3").config, dtype)
 

@@ -22,7 +22,7 @@ from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.optimizers import rules_of
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.per_weight_optimizers import OneByOne, muon_step
+from oxrl.engines.train.per_weight_optimizers import PerWeightOptimizers, muon_step
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
@@ -157,7 +157,9 @@ def test_an_optimizer_of_many_weights_is_made_in_no_time() -> None:
     decays = dict.fromkeys(named, 0.1)
     options = TrainerOptions(lr=1e-2, rates={"w7": 0.5})
     began = time.monotonic()
-    made = OneByOne(named, rules, decays, options, place=PieceOfWeight, whole=torch.clone)
+    made = PerWeightOptimizers(
+        named, rules, decays, options, place=PieceOfWeight, whole=torch.clone
+    )
     assert time.monotonic() - began < 20  # half a second; minutes where each looks at all others
     assert [group["rate"] for group in made.param_groups[6:9]] == [1.0, 0.5, 1.0]
 
@@ -168,7 +170,7 @@ def test_adamw_on_one_weight_at_a_time_is_adamw() -> None:
     ours = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     theirs = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     options = TrainerOptions(lr=1e-2, rates={"w0": 0.5})
-    one_by_one = OneByOne(
+    one_by_one = PerWeightOptimizers(
         ours,
         dict.fromkeys(ours, "adamw"),
         {"w0": 0.0, "w1": 0.1},
@@ -302,7 +304,7 @@ class TestWithoutMasters:
         stepped = torch.rand(size)
 
         def rounded(start: int, end: int) -> Tensor:
-            optimizer = OneByOne(
+            optimizer = PerWeightOptimizers(
                 {"w": weight},
                 {"w": "adamw"},
                 {"w": 0.0},

@@ -23,8 +23,8 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import CausalNetwork
+from oxrl.models.self_checks import check_sharing
 from oxrl.models.shared_prefix import SharedPrefixNetwork, groups_of, laid_out
-from oxrl.models.trials import check_sharing
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, PreferenceBatch, TokenBatch
 from support.architectures import tiny

@@ -228,11 +228,11 @@ def test_weights_in_parts_are_read(whole: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, expected[name])
 
 
-def tensors_of(folder: Path, *, later: bool) -> dict[str, torch.Tensor]:
+def tensors_of(folder: Path, *, on_meta: bool) -> dict[str, torch.Tensor]:
     """The weights of the policy in a folder, as one process reads them, or as ranks do."""
-    model = load_policy(str(folder), LoadOptions(later=later))
+    model = load_policy(str(folder), LoadOptions(on_meta=on_meta))
     waiting = awaited(model)
-    assert bool(waiting) == later
+    assert bool(waiting) == on_meta
     found = {name: weight.detach() for name, weight in model.named_parameters()}
     for name, stored in waiting.items():
         flat = torch.empty(stored.shape.numel())
@@ -263,17 +263,17 @@ def noise(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [older_shards, second_file, noise])
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("on_meta", [False, True])
 def test_weights_are_those_of_the_single_file_or_index_whatever_lies_beside_them(
-    beside: Damage, later: bool, whole: Path, tmp_path: Path
+    beside: Damage, on_meta: bool, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
     before = set(model_files(folder))
-    expected = tensors_of(folder, later=later)
+    expected = tensors_of(folder, on_meta=on_meta)
     dims = model_dims(str(folder))
     beside(folder)
-    found = tensors_of(folder, later=later)
+    found = tensors_of(folder, on_meta=on_meta)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert model_dims(str(folder)) == dims
@@ -289,8 +289,8 @@ def test_the_weights_of_a_file_that_config_json_names_are_left_to_transformers_t
     tensors = {name: tensor + 1 for name, tensor in load_file(folder / WEIGHTS).items()}
     save_file(tensors, folder / "chosen.safetensors", metadata={"format": "pt"})
     edit("transformers_weights", "chosen.safetensors")(folder)
-    for later in (False, True):
-        model = load_policy(str(folder), LoadOptions(later=later))
+    for on_meta in (False, True):
+        model = load_policy(str(folder), LoadOptions(on_meta=on_meta))
         assert torch.equal(model.get_parameter(EMBEDDING), tensors[EMBEDDING])
 
 
@@ -346,18 +346,18 @@ def test_a_head_in_the_files_is_a_weight_of_its_own_where_it_differs(
     tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
     tensors["lm_head.weight"][-1, -1] += 1.0 * differs
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    for later in (False, True):
-        found = tensors_of(folder, later=later)
+    for on_meta in (False, True):
+        found = tensors_of(folder, on_meta=on_meta)
         assert ("lm_head.weight" in found) == differs
         assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
         # Whoever reads the configuration alone learns it, and what is written is read so again.
-        model = load_policy(str(folder), LoadOptions(later=later))
+        model = load_policy(str(folder), LoadOptions(on_meta=on_meta))
         assert model.config.tie_word_embeddings != differs
     dims = model_dims(str(folder))
     head = tied.hidden * tied.vocabulary
     assert dims == replace(tied, tied=not differs, parameters=tied.parameters + head * differs)
     save_model(load_policy(str(folder)), tmp_path / "again")
-    again = tensors_of(tmp_path / "again", later=True)
+    again = tensors_of(tmp_path / "again", on_meta=True)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.items())
     assert ("lm_head.weight" in again) == differs
 
@@ -373,8 +373,8 @@ def test_values_that_are_equal_in_the_type_that_is_read_are_tied(
     tensors["lm_head.weight"] = tensors[EMBEDDING] + 1e-6
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for dtype, count in ((torch.float32, 2), (torch.bfloat16, 1)):
-        for later in (False, True):
-            model = load_policy(str(folder), LoadOptions(dtype=dtype, later=later))
+        for on_meta in (False, True):
+            model = load_policy(str(folder), LoadOptions(dtype=dtype, on_meta=on_meta))
             shape = tensors[EMBEDDING].shape
             assert [weight.shape for weight in model.parameters()].count(shape) == count
 

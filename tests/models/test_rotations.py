@@ -18,7 +18,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.network import CausalNetwork, ValueModel, fix_rotations, unpadded
-from oxrl.models.trials import check_sharing, try_sharing
+from oxrl.models.self_checks import check_sharing, try_sharing
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Sampling, TokenBatch
 from support.small_runs import rl_config

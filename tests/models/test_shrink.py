@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from oxrl.commands.dry_run import dry_run
 from oxrl.config import Config
 from oxrl.modelfiles.builtin import builtin_tokenizer
-from oxrl.models.trials import shrink
+from oxrl.models.self_checks import shrink
 from support.architectures import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")

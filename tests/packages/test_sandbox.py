@@ -26,7 +26,7 @@ from oxrl.types import Score
 from oxrl_sandbox import client, layers, remote
 from oxrl_sandbox.client import Level, Sandbox
 from oxrl_sandbox.code_reward import code_reward, judged
-from oxrl_sandbox.findings import Finding, Job, SandboxError, finding
+from oxrl_sandbox.findings import Job, SandboxError, Verdict, finding
 from oxrl_sandbox.inside import confine, filters, folders, grader, kernel, plain, unit
 from oxrl_sandbox.inside import judged as judged_process
 from oxrl_sandbox.inside.confine import Confinement, Limits
@@ -213,7 +213,7 @@ class Asked(Sandbox):
         self.others = others
         self.alone: list[bool] = []
 
-    def judge(self, job: Job, *, alone: bool = False) -> Finding:
+    def judge(self, job: Job, *, alone: bool = False) -> Verdict:
         self.alone.append(alone)
         while alone and self.others:
             self.others[-1].kill()
@@ -331,7 +331,7 @@ def test_who_could_not_be_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     with client.turn(9, alone=True), client.turn(0.1, alone=True) as had_turn:
         assert not had_turn
     # The machine is too busy for the program, first beside others and then again.
-    late = Finding(0, 1, "the program did not end within 1 s", starved=True)
+    late = Verdict(0, 1, "the program did not end within 1 s", starved=True)
     monkeypatch.setattr(client, "finding", lambda *_: late)
     # Tests beside this one judge, too: of them it waits for as long as it takes.
     patient = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=120.0))
@@ -683,7 +683,7 @@ def test_what_a_grader_tells_beside_its_verdict_is_passed_over() -> None:
     process = {"status": 0, "late": False, "starved": False, "full": False}
     ended = {"program": process, "tests": process, "answered": True, "waiting": False}
     graded = {"held": 1, "run": 2, "reason": "one failed", "seconds": 0.5, "starved": True}
-    assert finding("calls", LIMITS, graded, ended) == Finding(1, 2, "one failed")
+    assert finding("calls", LIMITS, graded, ended) == Verdict(1, 2, "one failed")
 
 
 def test_data_that_is_not_plain_does_not_pass() -> None:

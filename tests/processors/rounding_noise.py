@@ -112,8 +112,8 @@ def watch_per_weight_optimizers(module: ModuleType) -> None:
         module: oxrl.engines.train.per_weight_optimizers.
     """
     global _per_weight
-    _per_weight = (module.OneByOne,)
-    take: Callable[..., None] = module.OneByOne._take
+    _per_weight = (module.PerWeightOptimizers,)
+    take: Callable[..., None] = module.PerWeightOptimizers._take
 
     def take_and_shake(self: Any, weight: Any, group: Any, state: Any) -> None:
         global _stepping
@@ -124,4 +124,4 @@ def watch_per_weight_optimizers(module: ModuleType) -> None:
         finally:
             _stepping = None
 
-    module.OneByOne._take = take_and_shake
+    module.PerWeightOptimizers._take = take_and_shake

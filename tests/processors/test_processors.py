@@ -145,7 +145,7 @@ def steps_one(weight, rule):
     from types import SimpleNamespace
     from oxrl.checkpoint.shares import PieceOfWeight
     given = SimpleNamespace(rates={}, adam_betas=(0.9, 0.999), adam_eps=1e-8, seed=0)
-    made = per_weight_optimizers.OneByOne(
+    made = per_weight_optimizers.PerWeightOptimizers(
         {"w": weight}, {"w": rule}, {"w": 0.0}, given,
         place=lambda name, tensor: PieceOfWeight(name, 0, tensor.detach().view(-1)),
         whole=lambda tensor: tensor,

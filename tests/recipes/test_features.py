@@ -418,7 +418,7 @@ def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the
 
 def prepared(version: int) -> Prepared:
     nothing: Any = None
-    return Prepared(rollouts=nothing, said=None, returns=None, seed=0, version=version)
+    return Prepared(rollouts=nothing, before=None, returns=None, seed=0, version=version)
 
 
 def test_tokens_of_the_current_rollout_batch_are_clipped_in_its_last_minibatch(
@@ -522,7 +522,7 @@ def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: 
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
-    ahead = feature.on_prepared(batch, prepared(0)._replace(said=looked))
+    ahead = feature.on_prepared(batch, prepared(0)._replace(before=looked))
     # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1
     # alone would keep one.
     assert ahead.correction is not None

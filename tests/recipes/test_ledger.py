@@ -13,7 +13,7 @@ import torch
 from oxrl.assembly.assembly import Assembly
 from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.dims import ModelDims, model_dims
-from oxrl.recipes.compute_accounting import Ledger, ModelWork, Rows, model_work
+from oxrl.recipes.compute_accounting import ComputeAccounting, ModelWork, Rows, model_work
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock, MachineSpeed, machine_speed, note_speed
 from oxrl.types import (
@@ -39,7 +39,7 @@ ADVANTAGES = [1.0, -1.0, 0.0, 0.0]
 OWN, PADDING, AGAIN, NO_SIGNAL = 216, 16, 26 + 12, 30 + 60
 
 
-def ledger(**changes: object) -> Ledger:
+def ledger(**changes: object) -> ComputeAccounting:
     given = {
         "work": WORK,
         "speed": None,
@@ -50,7 +50,7 @@ def ledger(**changes: object) -> Ledger:
         "old_known": True,
         "all_learn": False,
     }
-    return Ledger(**{**given, **changes})  # pyright: ignore[reportArgumentType]
+    return ComputeAccounting(**{**given, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def inputs() -> TokenBatch:
@@ -170,7 +170,9 @@ def episode(group: int, *segments: Segment) -> Rollout:
     )
 
 
-def sampling_of(watched: Ledger, rollouts: list[Rollout], read: float) -> tuple[float, float]:
+def sampling_of(
+    watched: ComputeAccounting, rollouts: list[Rollout], read: float
+) -> tuple[float, float]:
     """Operations of sampling, and those of reading again."""
     counters = {"rollout/prefill_tokens": read}
     watched.count_sampling(RolloutStep(step=1, start=0, end=1, rollouts=rollouts, sampler=counters))

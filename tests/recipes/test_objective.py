@@ -603,7 +603,7 @@ def test_a_correction_of_the_whole_step_is_decided_once(tmp_path: Path) -> None:
     """M2PO: of (log rho)^2 only 1.5^2 of the fourth token is far."""
     feature = only(build(tmp_path, alg_name="m2po", second_moment_max=0.04), "StepCorrection")
     said = Output(logprobs=on_tokens(OLD))
-    found = feature.on_prepared(batch(), prepared(said=said))
+    found = feature.on_prepared(batch(), prepared(before=said))
     assert found.correction[MASK].tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
     assert feature.corrects_whole_step and feature.want_before == {"logprobs"}
 
@@ -611,7 +611,7 @@ def test_a_correction_of_the_whole_step_is_decided_once(tmp_path: Path) -> None:
 def test_tokens_are_chosen_by_the_seed_and_by_what_the_policy_said(tmp_path: Path) -> None:
     feature = only(build(tmp_path, alg_name="kl_cov", cov_fraction=0.25), "TokenSelection")
     said = Output(logprobs=on_tokens(OLD))
-    found = feature.on_prepared(batch(), prepared(said=said))
+    found = feature.on_prepared(batch(), prepared(before=said))
     mean_a, mean_l = sum(A) / 8, sum(OLD) / 8
     covariances = [(a - mean_a) * (l - mean_l) for a, l in zip(A, OLD, strict=True)]
     best = sorted(range(8), key=lambda i: -covariances[i])[:2]
@@ -623,7 +623,7 @@ def test_tokens_are_chosen_by_the_seed_and_by_what_the_policy_said(tmp_path: Pat
         "TokenSelection",
     )
     chosen = [
-        random.on_prepared(batch(), prepared(said=said, seed=seed)).signals["selected"]
+        random.on_prepared(batch(), prepared(before=said, seed=seed)).signals["selected"]
         for seed in (1, 1, 2, 3, 4)
     ]
     assert torch.equal(chosen[0], chosen[1])

@@ -18,7 +18,7 @@ from oxrl.functional.part_advantages import group_normalize_parts
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.rollouts.batch import sampling_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.health_checks import SIGNS, Seen
+from oxrl.runs.health_checks import SIGNS, History
 from oxrl.types import Completion, Prompt, Rollout, Score
 from support.small_runs import metric_lines, rl_config
 
@@ -83,7 +83,7 @@ def test_equal_sums_of_parts_that_differ_are_no_constant_reward() -> None:
     constant = next(sign for sign in SIGNS if sign.name == "constant-reward")
 
     def holds(step: RolloutStep) -> bool:
-        seen = Seen(0)
+        seen = History(0)
         seen.add(sampling_metrics(step))
         return constant.holds(seen)
 

@@ -10,11 +10,11 @@ import pytest
 
 from oxrl.engines.sample import Finished
 from oxrl.errors import DeadlineError, RewardError, Stopped
-from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
-from oxrl.runs.waiting import Patience, never
+from oxrl.rollouts.overlapped_scoring import OverlappedScorer
+from oxrl.runs.waiting import Patience, no_stop
 from oxrl.types import Completion, Group, Metrics, Prompt, Request, Sampling, Score
 
-Open = Callable[..., MeanwhileScorer]
+Open = Callable[..., OverlappedScorer]
 
 
 class Recorded:
@@ -43,13 +43,13 @@ class Recorded:
 
 @pytest.fixture
 def open_scorer() -> Iterator[Open]:
-    opened: list[MeanwhileScorer] = []
+    opened: list[OverlappedScorer] = []
 
     def open_(
-        scorer: Recorded, *, stop: Callable[[], object] = never, deadline_s: float = 60.0
-    ) -> MeanwhileScorer:
+        scorer: Recorded, *, stop: Callable[[], object] = no_stop, deadline_s: float = 60.0
+    ) -> OverlappedScorer:
         opened.append(
-            MeanwhileScorer(
+            OverlappedScorer(
                 scorer,
                 scorer.counters,
                 samples=2,
@@ -197,7 +197,9 @@ def test_the_deadline_is_that_of_the_next_score(open_scorer: Open) -> None:
 def test_closing_gives_up_what_is_being_scored() -> None:
     recorded = Recorded(hang)
     counters = recorded.counters
-    scorer = MeanwhileScorer(recorded, counters, samples=2, prompts=4, stop=never, deadline_s=600)
+    scorer = OverlappedScorer(
+        recorded, counters, samples=2, prompts=4, stop=no_stop, deadline_s=600
+    )
     scorer.offer(ITEMS[0])
     scorer.offer(ITEMS[1])
     assert recorded.called.wait(10)

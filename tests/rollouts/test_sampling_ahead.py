@@ -26,7 +26,7 @@ from oxrl.rollouts.async_rollouts import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
-from oxrl.runs.waiting import never
+from oxrl.runs.waiting import no_stop
 from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
 from support.figures import Learned
 from support.small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
@@ -226,7 +226,7 @@ def source_of(
         requests=requests,
         clock=Clock(),
         prompts_per_step=2,
-        stop=never,
+        stop=no_stop,
         deadline_s=60,
         max_error_rate=0.5,
     )

@@ -13,7 +13,7 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.sample import Finished
 from oxrl.errors import OxrlError
-from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
+from oxrl.rollouts.overlapped_scoring import OverlappedScorer
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Score
 from support.small_runs import final_files, metric_lines, rl_config
@@ -61,22 +61,22 @@ CASES: dict[str, dict[str, Any]] = {
 def same_run(folder: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> None:
     """Run twice, once with rewards that wait until all is sampled, and compare everything."""
     early: list[int] = []
-    score = MeanwhileScorer.score
+    score = OverlappedScorer.score
 
     def counted(
-        self: MeanwhileScorer, groups: Sequence[Group], patience: Patience | None = None
+        self: OverlappedScorer, groups: Sequence[Group], patience: Patience | None = None
     ) -> list[list[Score]]:
         early.append(len(self._asked))
         return score(self, groups, patience)
 
-    def silent(self: MeanwhileScorer, finished: Finished) -> None:
+    def silent(self: OverlappedScorer, finished: Finished) -> None:
         """Nothing is told before it is asked for."""
 
-    monkeypatch.setattr(MeanwhileScorer, "score", counted)
+    monkeypatch.setattr(OverlappedScorer, "score", counted)
     meanwhile = config(folder / "meanwhile", "run", **sections)
     run(meanwhile)
     assert max(early) > 0
-    monkeypatch.setattr(MeanwhileScorer, "offer", silent)
+    monkeypatch.setattr(OverlappedScorer, "offer", silent)
     early.clear()
     after = config(folder / "after", "run", **sections)
     run(after)

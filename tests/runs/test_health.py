@@ -14,7 +14,7 @@ from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
-from oxrl.runs.health_checks import PATIENCE, SIGNS, Seen
+from oxrl.runs.health_checks import PATIENCE, SIGNS, History
 from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
 from support.small_runs import rl_config
@@ -152,8 +152,8 @@ def test_signs_of_the_past_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog) == ["skipped-steps", "gradient-spike"]
 
 
-def seen(lines: list[Metrics], vocabulary: int = 260) -> Seen:
-    history = Seen(vocabulary)
+def seen(lines: list[Metrics], vocabulary: int = 260) -> History:
+    history = History(vocabulary)
     for line in lines:
         history.add(line)
     return history

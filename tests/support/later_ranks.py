@@ -49,8 +49,8 @@ class Ledger(TorchDispatchMode):
         self.peak = max(self.peak, sum(kept.nbytes() for kept in held if kept is not None))
 
 
-def model_of(kind: str, folder: Path, dtype: str, *, later: bool) -> nn.Module:
-    options = LoadOptions(dtype=conformance.DTYPES[dtype], later=later)
+def model_of(kind: str, folder: Path, dtype: str, *, on_meta: bool) -> nn.Module:
+    options = LoadOptions(dtype=conformance.DTYPES[dtype], on_meta=on_meta)
     if kind == "critic":
         return load_critic(str(folder), options)
     model = load_policy(str(folder), options)
@@ -77,12 +77,12 @@ def compare(engine: str, source: Path, results: Path, kinds: list[tuple[str, str
     with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         found: dict[str, Any] = {}
         for kind, dtype in kinds:
-            for later in (False, True):
-                model = model_of(kind, source, dtype, later=later)
+            for on_meta in (False, True):
+                model = model_of(kind, source, dtype, on_meta=on_meta)
                 meta = sum(parameter.is_meta for parameter in model.parameters())
                 said = learned(engine, kind, model, ranks)
                 left = sum(parameter.is_meta for parameter in model.parameters())
-                found[f"{kind} {later}"] = said | {"meta": meta, "left": left}
+                found[f"{kind} {on_meta}"] = said | {"meta": meta, "left": left}
         found["ledger"] = ledger(engine, source, ranks)
         found["not finite"] = refused(engine, source.with_name("broken"), ranks)
         (results / f"{engine}_{ranks.rank}.json").write_text(json.dumps(found))
@@ -91,7 +91,7 @@ def compare(engine: str, source: Path, results: Path, kinds: list[tuple[str, str
 def ledger(engine: str, source: Path, ranks: Ranks) -> dict[str, Any]:
     """What loading a reference takes at most, beside what the model and a weight have."""
     with Ledger() as counted:
-        model = model_of("reference", source, "float32", later=True)
+        model = model_of("reference", source, "float32", on_meta=True)
         conformance.make_trainer(engine, model, ranks, trained=False)
     sizes = [4 * shape.shape.numel() for shape in load_policy(str(source)).parameters()]
     return {"peak": counted.peak, "model": sum(sizes), "largest": max(sizes)}
@@ -100,7 +100,7 @@ def ledger(engine: str, source: Path, ranks: Ranks) -> dict[str, Any]:
 def refused(engine: str, source: Path, ranks: Ranks) -> str:
     """What every rank says of weights that are not finite."""
     try:
-        model = model_of("policy", source, "float32", later=True)
+        model = model_of("policy", source, "float32", on_meta=True)
         conformance.make_trainer(engine, model, ranks)
     except OxrlError as error:
         return str(error)

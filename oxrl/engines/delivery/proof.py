@@ -99,11 +99,11 @@ class Distance(NamedTuple):
 class Compared(NamedTuple):
     """The choice of tokens of a probe that are compared.
 
-    never: ids that stand for images; up to the last one of a row nothing is compared.
+    image_ids: ids that stand for images; up to the last one of a row nothing is compared.
     only: ids that may be sampled, where that is not all of them; no other has a probability.
     """
 
-    never: Collection[int] = ()
+    image_ids: Collection[int] = ()
     only: Collection[int] = ()
 
     def ids(self, vocabulary: int) -> Sequence[int]:
@@ -117,7 +117,7 @@ class Compared(NamedTuple):
         """
         if self.only:
             return sorted(self.only)
-        return [token for token in range(vocabulary) if token not in self.never]
+        return [token for token in range(vocabulary) if token not in self.image_ids]
 
     def text_of(self, row: Sequence[int]) -> int:
         """Find the place where the text after a row's last image begins; 0 where it has no image.
@@ -128,7 +128,7 @@ class Compared(NamedTuple):
         Returns:
             A position in the row; its length where an image comes last.
         """
-        places = [at for at, token in enumerate(row) if token in self.never]
+        places = [at for at, token in enumerate(row) if token in self.image_ids]
         return places[-1] + 1 if places else 0
 
     def places(self, row: Sequence[int]) -> list[int]:

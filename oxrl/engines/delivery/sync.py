@@ -194,7 +194,7 @@ class WeightSync:
             "calibrated": self._calibrated,
             "deliveries": self._deliveries,
         }
-        if self.options.compared.never:
+        if self.options.compared.image_ids:
             state |= {"shown": self.shown, "newest_shown": self._newest.shown}
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FILE).write_text(json.dumps(state), encoding="utf-8")

@@ -31,7 +31,7 @@ from oxrl.engines.train import Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
 from oxrl.models.weights import has_adapter
-from oxrl.runs.waiting import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience, StopAsked, no_stop
 from oxrl.types import (
     Completion,
     FinishReason,
@@ -44,10 +44,10 @@ from oxrl.types import (
 )
 
 # Who is told of a response when it is finished.
-Heard = Callable[[Finished], object]
+OnFinished = Callable[[Finished], object]
 
 
-def unheard(finished: Finished) -> None:
+def ignore(finished: Finished) -> None:
     """Drop a finished request: nobody waits for single responses.
 
     Args:
@@ -60,8 +60,8 @@ def generate(
     requests: Requests,
     *,
     deadline_s: float,
-    stop: StopAsked = never,
-    heard: Heard = unheard,
+    stop: StopAsked = no_stop,
+    on_finished: OnFinished = ignore,
 ) -> list[Completion]:
     """Submit requests and poll until all are done.
 
@@ -70,7 +70,7 @@ def generate(
         requests: with ids that differ.
         deadline_s: seconds to wait for each next finished request.
         stop: whether the run was asked to stop.
-        heard: is told of every response as soon as it is finished.
+        on_finished: is told of every response as soon as it is finished.
 
     Returns:
         Completions in the order of `requests`.
@@ -90,7 +90,7 @@ def generate(
             raise
         for item in finished:
             done[item.request.id] = item.completion
-            heard(item)
+            on_finished(item)
     return [done[request.id] for request in requests]
 
 

@@ -53,12 +53,12 @@ class LocalTrainer(Trainer):
         if options.optimizer == "adamw" and options.master_weights == "float32":
             return adamw(self._masters, self._decays, options)
         from oxrl.engines.train.per_weight_optimizers import (  # most runs step all at once
-            OneByOne,
+            PerWeightOptimizers,
             require_whole_blocks,
         )
 
         require_whole_blocks(self._masters, self._rules, self._place, self.ranks)
-        return OneByOne(
+        return PerWeightOptimizers(
             self._masters,
             self._rules,
             self._decays,

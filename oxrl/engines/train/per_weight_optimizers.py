@@ -31,7 +31,7 @@ Group = Mapping[str, Any]
 State = Tensors
 
 
-class OneByOne(torch.optim.Optimizer):
+class PerWeightOptimizers(torch.optim.Optimizer):
     """Steps each weight by the rule that is its own.
 
     What the rules compute is that of their libraries: each is given one weight in float32 at a

@@ -65,9 +65,9 @@ from oxrl.models.network import (
     token_model,
     vocabulary_of,
 )
+from oxrl.models.self_checks import check_small
 from oxrl.models.shared_prefix import SharedPrefixNetwork
 from oxrl.models.stored import GivenTensor, NamedTensor, NamedTensors
-from oxrl.models.trials import check_small
 from oxrl.models.weights import WeightType, adapter_off, buckets, sent_bytes
 from oxrl.runs.device import free_cache, home_of_float64, is_out_of_memory, where_float64_is
 from oxrl.runs.ranks import ALONE, Ranks

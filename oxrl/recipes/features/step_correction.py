@@ -23,7 +23,7 @@ class StepCorrection(Feature):
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """See the class."""
-        said = required(prepared.said, "what the policy says before the update")
+        said = required(prepared.before, "what the policy says before the update")
         logprobs = required(said.logprobs, "logprobs")
         mask = batch.inputs.response_mask
         weights = self.correct(logprobs, batch.rollout_logprobs, mask, **self.numbers)

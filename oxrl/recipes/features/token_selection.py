@@ -24,9 +24,9 @@ class TokenSelection(Feature):
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Choose by what the policy said, and by noise that depends on the seed alone."""
-        if prepared.said is None:
+        if prepared.before is None:
             return batch
-        said = prepared.said
+        said = prepared.before
         inputs = batch.inputs
         generator = torch.Generator().manual_seed(prepared.seed)
         noise = torch.rand(inputs.tokens.shape, generator=generator, dtype=torch.float64)
