@@ -470,7 +470,7 @@ def only(objective: Objective, kind: str) -> Any:
 
 
 def prepared(**changes: Any) -> Prepared:
-    given: dict[str, Any] = {"said": None, "returns": None, "seed": 1, "version": 9}
+    given: dict[str, Any] = {"before": None, "returns": None, "seed": 1, "version": 9}
     return Prepared(**{"rollouts": rollouts(), **given, **changes})
 
 
