@@ -61,7 +61,7 @@ def require_same_optimizer(
         if stored[field] != value:
             raise CheckpointError(
                 f"{directory} was written with train.{field}: {stored[field]}, and this run has "
-                f"{value}: their optimizer states do not fit each other. Go on with "
+                f"{value}: the kept optimizer state does not fit. Go on with "
                 f"train.{field}: {stored[field]}, or begin a new run with model.name: {directory}"
             )
 

@@ -308,7 +308,7 @@ def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
         )
     if cfg.train.backend == "deepspeed":
         yield (
-            "was not compared with plain rows on DeepSpeed",
+            "was not verified against unshared rows on DeepSpeed",
             ", or train.backend to local or fsdp",
             "train.backend",
         )
@@ -318,7 +318,7 @@ def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
         return
     if cfg.train.backend != "local":
         yield (
-            "was not compared with plain rows of pairs on several ranks",
+            "was not verified against unshared rows of pairs on several ranks",
             ", or train.backend to local",
             "train.backend",
         )

@@ -258,7 +258,7 @@ def _gradient(model: PreTrainedModel, *, share: bool) -> Tensor:
         hidden = network.backbone(batch)[batch.attention_mask].float()
     except TypeError as error:
         raise SharingRefused(
-            f"{type(model).__name__} does not hand the layout of a row to its attention ({error})"
+            f"{type(model).__name__} does not pass the prefix layout to its attention ({error})"
         ) from error
     weights = torch.linspace(-1.0, 1.0, hidden.numel()).sin().view_as(hidden)
     (hidden * weights).sum().backward()

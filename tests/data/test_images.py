@@ -428,7 +428,7 @@ def test_images_and_places_have_to_match(tmp_path: Path, row: dict[str, Any], wo
 def test_a_model_of_text_refuses_images(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
     path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: it has images, which models here"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: it has images, which this model"):
         PromptDataset.load(path, load_tokenizer("builtin:tiny"))
 
 

@@ -232,7 +232,10 @@ def _in_four_bits(cfg: Config) -> Problems:
     if cfg.train.backend != "local":
         yield at(
             "model.load_in_4bit",
-            "4-bit weights stay whole in one process, ranks shard them: set train.backend to local",
+            (
+                "4-bit weights stay whole in one process, and ranks shard weights: "
+                "set train.backend to local"
+            ),
             "train.backend",
             "lora.rank",
         )
