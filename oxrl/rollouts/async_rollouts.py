@@ -182,7 +182,7 @@ class AheadRollouts:
         """Restore what `save` wrote.
 
         Raises:
-            CheckpointError: columns are recorded that are not there.
+            CheckpointError: columns are recorded that are not there, or cannot be read.
         """
         path = directory / FILE
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -190,10 +190,10 @@ class AheadRollouts:
         for batch in self.batches:
             for request in self.parts.requests.at(range(batch.start, batch.end)):
                 self._requests[request.id] = request
-        self._done = {id: completion_of(stored) for id, stored in content["completions"].items()}
         try:
-            for done in self._done.values():
-                check_columns(done, self.parts.columns)
+            for id, stored in content["completions"].items():
+                self._done[id] = completion_of(stored)
+                check_columns(self._done[id], self.parts.columns)
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
         self._counters = content["counters"]

@@ -38,9 +38,14 @@ class Column:
         return array(CODES[self.dtype], [self.fill] * self.width).tobytes()
 
     def takes(self, entry: Any) -> bool:
-        """True if that is an entry of this column: a number, or as many bytes as it has."""
-        size = len(entry) if isinstance(entry, bytes) else 0
-        return size == (len(self.blank) if self.width > 1 else 0)
+        """True if that is an entry of this column: a number of its type, or as many bytes."""
+        if self.width > 1:
+            return isinstance(entry, bytes) and len(entry) == len(self.blank)
+        try:
+            array(CODES[self.dtype], [entry])
+        except (TypeError, OverflowError):
+            return False
+        return True
 
 
 Columns = Mapping[str, Column]

@@ -14,7 +14,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.tables.columns import Columns
+from oxrl.tables.columns import Column, Columns
 from oxrl.types import Completion, Entries, Names, Prompt, Segment, TokenRun, Turn
 
 Json = dict[str, Any]
@@ -28,14 +28,21 @@ COMPLETION = ("segments", "turns", "opening")
 write = os.write
 
 
-def fields_of(value: object) -> Json | str:
+def fields_of(value: object) -> Json:
     """The objects of `oxrl.types` as mappings of their fields, entries of columns in base64."""
-    if isinstance(value, bytes):
-        return b2a_base64(value, newline=False).decode()
-    if isinstance(value, TokenRun) and not value.columns:
+    if isinstance(value, TokenRun):
+        columns = {name: list(map(_as_json, own)) for name, own in value.columns.items()}
+        fields = {**vars(value), "columns": columns}
         # Most runs record no columns, and their files have no word of them.
-        return {name: own for name, own in vars(value).items() if name != "columns"}
+        if not columns:
+            del fields["columns"]
+        return fields
     return dict(value) if isinstance(value, Mapping) else vars(value)
+
+
+def _as_json(entry: Any) -> Any:
+    """An entry of a column: the one place where bytes may stand."""
+    return b2a_base64(entry, newline=False).decode() if isinstance(entry, bytes) else entry
 
 
 encode_json = json.JSONEncoder(default=fields_of).encode
@@ -78,9 +85,10 @@ def _segment_of(fields: Json) -> Segment:
 def _entries(name: str, values: list[Any]) -> Entries:
     """The entries of a column, as JSON has them."""
     try:
-        if values and isinstance(values[0], str):
-            return tuple(a2b_base64(value, strict_mode=True) for value in values)
-        return tuple(values)
+        return tuple(
+            a2b_base64(value, strict_mode=True) if isinstance(value, str) else value
+            for value in values
+        )
     except ValueError as error:
         raise ValueError(f"an entry of column {name!r} is no base64 ({error})") from error
 
@@ -93,14 +101,17 @@ def check_columns(completion: Completion, columns: Columns) -> None:
         columns: that this run records of every token.
 
     Raises:
-        ValueError: a column is not there, or an entry is none of its column.
+        ValueError: columns are not there, or an entry is none of its column; names all of them.
     """
+    wanting: dict[str, Column] = {}
     for name, column in columns.items():
         for segment in completion.segments:
             entries = segment.columns.get(name, ())
             sampled = segment.token_ids if segment.origin == "policy" else ()
             if len(entries) < len(sampled) or not all(map(column.takes, entries)):
-                raise ValueError(f"not every token has an entry of column {name!r}, {column}")
+                wanting[name] = column
+    if wanting:
+        raise ValueError(f"not every token has an entry of {wanting}")
 
 
 def _with_tuples(fields: Json, names: Names) -> Json:

@@ -130,6 +130,15 @@ def test_what_goes_wrong_in_an_episode_is_named_and_costs_no_other(
     assert gone(bad.pid)
 
 
+def test_what_no_line_of_json_holds_is_no_answer(open_pool: Open) -> None:
+    said = '{"role": "user", "content": "look", "picture": b"abc"}'
+    pool = open_pool(COUNTER.replace('f"{self.count} {text}"', said))
+    episode, _ = began(pool)
+    with pytest.raises(LostEpisode) as caught:
+        episode.step("go", Patience())
+    assert caught.value.end == "environment_error"
+
+
 def test_what_loading_took_does_not_count_against_the_memory_of_an_episode(open_pool: Open) -> None:
     loaded = "import mmap\nlibrary = mmap.mmap(-1, 3 << 30)  # as large libraries map themselves\n"
     pool = open_pool(loaded + COUNTER, memory_mb=256)

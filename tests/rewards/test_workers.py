@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -90,6 +91,14 @@ def test_a_group_reward_sees_the_prompt_and_the_tokens_as_they_were(open_pool: O
         "    return [value + len(completions) for value in sums]"
     )
     assert pool.score([group("a", "b", answer=None)]) == [[Score(value=11 - 0.75 + 2)] * 2]
+
+
+def test_what_no_line_of_json_holds_is_refused_and_reaches_no_reward(open_pool: Open) -> None:
+    pool = open_pool("def score(prompt, completion):\n    return 1.0")
+    prompt, completions = group("a")
+    pictured = dataclasses.replace(prompt, metadata={"picture": b"abc"})
+    with pytest.raises(TypeError):
+        pool.score([(pictured, completions)])
 
 
 @pytest.mark.parametrize(

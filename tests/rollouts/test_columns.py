@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -52,13 +52,16 @@ from oxrl.tables.watch import Deadlines
 from oxrl.types import (
     CANDIDATES,
     Completion,
+    Names,
     Output,
+    Prompt,
     Request,
     Score,
     Segment,
     SupervisedBatch,
     TokenBatch,
     TokenRun,
+    Turn,
 )
 from oxrl.usercode.messages import completion_of, decode, encode
 from support.rank_processes import run_ranks
@@ -507,7 +510,7 @@ def test_a_checkpoint_whose_samples_lack_a_column_is_refused(
     cfg = short_run(tmp_path, "run", **sections)
     assert "columns" not in cut_short(cfg, 3).read_text()
     monkeypatch.setattr(Assembly, "recorded", TOYS)
-    with pytest.raises(CheckpointError, match=r"samples\.json.*'position'"):
+    with pytest.raises(CheckpointError, match=r"samples\.json.*'position'.*'trace'"):
         run(cfg, resume=True)
 
 
@@ -519,22 +522,34 @@ def test_stored_samples_that_lack_a_column_are_refused(
     monkeypatch.setattr(Assembly, "recorded", TOYS)
     stored = SMALL | {"from_samples": str(first.run.directory)}
     with pytest.raises(
-        RunDirectoryError, match=r"step_00000000\.samples\.jsonl, line 2.*'position'"
+        RunDirectoryError, match=r"step_00000000\.samples\.jsonl, line 2.*'position'.*'trace'"
     ):
         run(short_run(tmp_path, "second", rollout=stored, run={"steps": 1}))
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
-    [("YWI=", "'trace'.*width=3"), ("!!!!", "'trace' is no base64"), (7, "'trace'.*width=3")],
+    ("name", "entries", "said"),
+    [
+        ("trace", ["YWI="] * 3, "'trace'.*width=3"),
+        ("trace", ["!!!!"] * 3, "'trace' is no base64"),
+        ("trace", [7] * 3, "'trace'.*width=3"),
+        ("trace", ["YWJj", "YWJj", 7], "'trace'.*width=3"),
+        ("trace", ["YWJj", "YWJj"], "'trace': 2"),
+        ("position", [4, 5, "YWJj"], "'position'.*int32"),
+        ("position", [4, 5, "six"], "'position' is no base64"),
+        ("position", [4, 5, 6.5], "'position'.*int32"),
+        ("position", [4, 5, None], "'position'.*int32"),
+        ("position", [4, 5, 2**31], "'position'.*int32"),
+        ("position", [], "'position': 0"),
+    ],
 )
 def test_a_damaged_entry_is_named_with_its_file_line_and_column(
-    entry: object, said: str, tmp_path: Path
+    name: str, entries: list[object], said: str, tmp_path: Path
 ) -> None:
     path = write_samples(tmp_path)
     lines = path.read_text().splitlines()
     group = json.loads(lines[1])
-    group["responses"][0]["completion"]["segments"][0]["columns"]["trace"] = [entry] * 3
+    group["responses"][0]["completion"]["segments"][0]["columns"][name] = entries
     lines[1] = json.dumps(group)
     path.write_text("\n".join(lines))
     with pytest.raises(RunDirectoryError, match=rf"{path.name}, line 2: .*{said}"):
@@ -575,6 +590,28 @@ def test_a_run_that_records_nothing_more_says_nothing_of_columns() -> None:
     assert list(decode(line)["segment"]) == [
         "token_ids", "logprobs", "versions", "origin", "images", "reward", "turn", "context"
     ]  # fmt: skip
+
+
+BYTES: dict[str, Callable[[Prompt, Completion], object]] = {
+    "metadata": lambda prompt, done: dataclasses.replace(prompt, metadata={"picture": b"abc"}),
+    "an answer": lambda prompt, done: dataclasses.replace(prompt, answer=b"abc"),
+    "a message": lambda prompt, done: dataclasses.replace(done, opening=({"content": b"abc"},)),
+    "a turn": lambda prompt, done: dataclasses.replace(done, turns=(Turn(text=cast(str, b"abc")),)),
+    "a segment": lambda prompt, done: dataclasses.replace(
+        done, segments=(dataclasses.replace(done.segments[0], images=cast(Names, (b"abc",))),)
+    ),
+    "a score": lambda prompt, done: Score(value=1.0, parts={"style": cast(float, b"abc")}),
+    "a list": lambda prompt, done: [1, b"abc"],
+}
+
+
+@pytest.mark.parametrize("where", BYTES)
+def test_bytes_are_refused_everywhere_but_in_columns(where: str) -> None:
+    [request], [done] = one_response()
+    found = completion_of(decode(encode(vars(done))))
+    assert found == done
+    with pytest.raises(TypeError):
+        encode({"sent": BYTES[where](request.prompt, done)})
 
 
 # --- Rows.
