@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +77,10 @@ from support.toy_columns import (
     check_completion,
     check_inputs,
     expected_columns,
+    noted,
+    noting_loss,
     recording_sampler,
+    recording_sampler_of,
 )
 from support.vision_runs import rl as rl_of_images
 from support.vision_runs import write_rows
@@ -104,7 +109,8 @@ class Made:
         return prompt.messages
     def act(self, actions):
         self.turn += 1
-        return Step("go on", 1.0, terminated=self.turn == 3, executed=1)
+        ups = str(actions).count("up")
+        return Step("go on", 1.0 + ups, terminated=self.turn == 3, executed=1)
 """
 
 
@@ -230,8 +236,16 @@ def test_a_sampling_process_sends_the_columns_back() -> None:
     assert done == generate(recording_sampler(), asked, deadline_s=60)
 
 
-def test_ray_actors_send_the_columns_back() -> None:
+def need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that is started later, whose actors find what tests share."""
     pytest.importorskip("ray", reason="Ray is not installed here; `make test-scale` runs this")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ray_actors_send_the_columns_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray(monkeypatch)
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
 
@@ -416,6 +430,24 @@ def test_losses_see_every_token_of_episodes_with_its_columns(
     assert (CANDIDATES in losses.names) == (algorithm == "simko")
 
 
+@pytest.mark.parametrize("reads", ["whole", "last"])
+def test_losses_see_every_action_that_was_done_with_its_columns(
+    reads: str, tmp_path: Path, losses: Losses
+) -> None:
+    (tmp_path / "acts.py").write_text(ACTS)
+    cfg = short_run(
+        tmp_path,
+        "run",
+        environment={"name": f"{tmp_path / 'acts.py'}:Made", "max_turns": 3},
+        action={"choices": "up,down,left,right", "chunk": 2},
+        reward={"name": ""},
+        rollout={"max_tokens": 2, "n_samples": 2, "context": reads},
+    )
+    run(cfg)
+    # Of each turn one action of two, a token each; for the gradient, and for what is reported.
+    assert sum(losses.tokens) == 2 * 4 * 4 * 2 * 3
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_losses_see_every_token_beside_images_with_its_columns(
     tmp_path: Path, losses: Losses
@@ -423,6 +455,75 @@ def test_losses_see_every_token_beside_images_with_its_columns(
     write_rows(tmp_path)
     run(rl_of_images(tmp_path, "run"))
     assert sum(losses.tokens) > 20
+
+
+# What is not done in the run's own process.
+PLACES: dict[str, Sections] = {
+    "a sampling process": {},
+    "two ranks": {
+        "run": {"training_gpus": 2, "max_restarts": 0, "deadline_s": 60},
+        "train": {"backend": "fsdp", "micro_batch_tokens": 60},
+    },
+    "two ranks and an actor": {
+        "run": {"training_gpus": 2, "max_restarts": 0, "deadline_s": 60},
+        "train": {"backend": "fsdp", "micro_batch_tokens": 60},
+        "inference_engine": {"actors": 1},
+    },
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reads", ["", "last"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_in_several_processes_has_the_columns_of_a_run_in_one(
+    place: str, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = talking(tmp_path, reads) if reads else {}
+    train = {"alg_name": "sgrpo", "lr": 1e-3}
+    small = {"steps": 2, "record": "tokens"}
+    monkeypatch.setattr(Assembly, "recorded", TOYS)
+    folders: list[Path] = []
+    for name, moved in (("one", {}), ("several", PLACES[place])):
+        seen = tmp_path / f"{name}.seen"
+        seen.mkdir()
+        if name == "several":
+            samples_elsewhere(place, monkeypatch)
+        own = {
+            **sections,
+            **moved,
+            "run": small | moved.get("run", {}),
+            "train": train | moved.get("train", {}),
+        }
+        cfg = short_run(tmp_path, name, **own)
+        with monkeypatch.context() as patch:
+            patch.setattr(Objective, "policy_loss", noting_loss(seen))
+            run(cfg)
+        folders.append(cfg.run.directory)
+        counts = noted(seen)
+        assert len(counts) == (2 if name == "several" and "ranks" in place else 1)
+        steps = [read_step(path, COLUMNS) for path in cfg.run.directory.glob("rollouts/*.jsonl")]
+        sampled = [item.completion.sampled for step in steps for item in step.rollouts]
+        assert len(steps) == 2 and sum(counts) == sum(sampled) > 40
+    # Weights that several ranks have trained are those of one process but for rounding.
+    first = Path("rollouts") / "step_00000000.samples.jsonl"
+    one, several = folders
+    assert (one / first).read_bytes() == (several / first).read_bytes()
+    if place == "a sampling process":
+        files = final_files(several)
+        del files["delivery/probe.json"]  # a delivery to another process is proved
+        assert files == final_files(one)
+
+
+def samples_elsewhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a run sample, and train, where it is said."""
+    if place != "a sampling process":
+        need_ray(monkeypatch)
+        monkeypatch.setattr("oxrl.assembly.ray_engines.sampler_of", recording_sampler_of)
+        return
+    row = dataclasses.replace(SAMPLING_ENGINES["local"], own_process=True)
+    monkeypatch.setattr("oxrl.config.schema.SAMPLING_ENGINES", {**SAMPLING_ENGINES, "local": row})
+    monkeypatch.setattr("oxrl.assembly.sampler_processes.sampler_of", recording_sampler_of)
 
 
 # --- Records and checkpoints.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.sampler_processes import sampler_of
+from oxrl.config import Config
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.rows import Recording, Slots
+from oxrl.recipes.objective import Objective
 from oxrl.tables.columns import Column
-from oxrl.types import Completion, Request, TokenBatch
+from oxrl.types import Completion, Output, Request, TokenBatch
 from support.samplers import TOKENIZER, lively
 
 POSITION = Column("int32", -7)
@@ -40,6 +48,12 @@ def recording_sampler() -> LocalSampler:
     """A sampler with toy columns, also for a process of its own."""
     torch.set_num_threads(1)
     return LocalSampler(lively("builtin:tiny"), TOKENIZER, max_rows=3, recorded=TOYS)
+
+
+def recording_sampler_of(cfg: Config) -> RolloutEngine:
+    """The sampler of a run with toy columns, in a process of its own."""
+    setattr(Assembly, "recorded", TOYS)  # noqa: B010 - a type checker knows a property
+    return sampler_of(cfg)
 
 
 def expected_columns(request: Request, first: int, count: int) -> Mapping[str, tuple[object, ...]]:
@@ -73,3 +87,26 @@ def check_inputs(inputs: TokenBatch) -> int:
     assert torch.equal(trace[..., 2][trained], (places[trained] & 255).to(torch.uint8))
     assert (trace[~trained] == 9).all()
     return int(trained.sum())
+
+
+def noting_loss(folder: Path) -> Callable[..., Any]:
+    """The loss of a run, which checks what it is given, wherever that is: each process writes how
+    many tokens it trained on to a file in `folder`.
+    """
+    policy_loss = Objective.policy_loss
+
+    def checked(self: Objective, output: Output, batch: Any) -> Any:
+        if batch.inputs.response_mask.any():  # a rank may have to sit a micro-batch out
+            count = check_inputs(batch.inputs)
+            if torch.is_grad_enabled():  # without, it is asked once more for what is reported
+                with (folder / str(os.getpid())).open("a") as file:
+                    file.write(f"{count}\n")
+        return policy_loss(self, output, batch)
+
+    return checked
+
+
+def noted(folder: Path) -> list[int]:
+    """How many tokens each process trained on."""
+    files = sorted(folder.iterdir())
+    return [sum(map(int, file.read_text().split())) for file in files]
