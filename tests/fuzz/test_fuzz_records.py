@@ -65,12 +65,17 @@ def line_changed(choose: random.Random, file: Path) -> None:
     elif kind == 3:
         lines[at] = json_changed(choose, lines[at]) + b"\n"
     elif lines[at].startswith(b'{"') and lines[at].endswith(b"}\n"):
-        values = json.loads(lines[at])
-        key = choose.choice(sorted(values))
-        values[key] = choose.choice((*HOSTILE, *VALUES))
-        if kind == 5 and isinstance(values[key], str | int):
-            values = {str(values[key])[:200]: values[key], **values}
-        lines[at] = json.dumps(values).encode() + b"\n"
+        try:
+            values = json.loads(lines[at])
+        except ValueError:
+            # Earlier damage has hit this line: it has no fields any more, but bytes.
+            lines[at] = bytes_changed(choose, lines[at])
+        else:
+            key = choose.choice(sorted(values))
+            values[key] = choose.choice((*HOSTILE, *VALUES))
+            if kind == 5 and isinstance(values[key], str | int):
+                values = {str(values[key])[:200]: values[key], **values}
+            lines[at] = json.dumps(values).encode() + b"\n"
     file.write_bytes(b"".join(lines))
 
 
@@ -115,6 +120,18 @@ def try_frames(choose: random.Random, recorded: Path) -> None:
 
 def try_replay(choose: random.Random, recorded: Path) -> None:
     replay(damaged(choose, recorded), choose.randrange(3), choose.choice((None, 0, 3)))
+
+
+def test_a_line_that_earlier_damage_has_hit_can_be_damaged_again(tmp_path: Path) -> None:
+    """Which line a seed hits twice depends on how long a run's lines are."""
+    file = tmp_path / LINES[0]
+    for broken in (b'{"step": 1, }\n', b'{"step\xff": 1}\n'):
+        found: set[bytes] = set()
+        for seed in range(50):
+            file.write_bytes(broken)
+            line_changed(random.Random(seed), file)
+            found.add(file.read_bytes())
+        assert len(found) > 20
 
 
 @pytest.mark.parametrize("seeds", chunks(150, 50), ids=str)
