@@ -475,7 +475,14 @@ PLACES: dict[str, Sections] = {
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reads", ["", "last"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "a sampling process",
+        "two ranks",
+        pytest.param("two ranks and an actor", marks=pytest.mark.full),
+    ],
+)
 def test_a_run_in_several_processes_has_the_columns_of_a_run_in_one(
     place: str, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
