@@ -105,6 +105,25 @@ def test_a_role_that_nobody_has_is_told_with_those_that_there_are(tmp_path: Path
             machine.models["teacher.big"]
 
 
+ASKING = """
+from oxrl.recipes.features.base import Feature
+
+class Asking(Feature):
+    def __init__(self, given):
+        self.teacher = given.models["teacher.big"]
+    def holds_policy(self, step):
+        return False
+"""
+
+
+def test_a_feature_that_asks_for_a_model_is_told_which_there_are(tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    features = {f"{tmp_path}/asking.py:Asking": {}}
+    told = r"^this run has no teacher\.big; its models are policy, critic, reference$"
+    with pytest.raises(InvariantError, match=told):
+        run(config(tmp_path, "run", train=ALL | {"features": features}))
+
+
 def test_with_an_adapter_the_reference_is_the_policy_and_takes_no_memory(tmp_path: Path) -> None:
     plain = {"alg_name": "sgrpo", "lr": 1e-3}
     sections = {"model": {"name": str(model_that_stops(tmp_path / "model"))}, "lora": LORA}

@@ -14,11 +14,17 @@ from typing import Any
 
 import pytest
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.train import run
 from oxrl.config import Config
+from oxrl.engines.delivery import SharedWeights
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import DeadlineError, Interrupted, OxrlError
+from oxrl.rewards.workers import RewardPool
+from oxrl.rollouts import rounds
 from support.command_line import forked
 from support.small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
+from support.toy_columns import TOYS
 
 # Seconds from the signal to the end of the process, on a machine that does other things too; each
 # sleeping reward alone would take 600.
@@ -158,6 +164,91 @@ def test_a_signal_while_rewards_hang_ends_the_run_and_resume_gives_the_uninterru
     eval_every = sections.get("run", {}).get("eval_every", 4)
     whole = uninterrupted(ahead="rollout" in sections, eval_every=eval_every)
     assert_same(stopped.run.directory, whole)
+
+
+# How rollouts are sampled, of a run that is stopped somewhere in them.
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "steps": {},
+    "rounds": {"train": {"alg_name": "dapo", "lr": 1e-3, "overlong_buffer": 2}},
+    "ahead": {"rollout": STALE},
+}
+# What is called in the middle of it, and when a signal comes there.
+Moment = tuple[object, str, Callable[[int, Any], bool]]
+MOMENTS: dict[str, Moment] = {
+    "delivery": (SharedWeights, "deliver", lambda call, found: call == 2),
+    "sampling": (LocalSampler, "poll", lambda call, found: call == 4),
+    "scoring": (RewardPool, "_outcome", lambda call, found: call == 20),
+    "a further round": (rounds, "still_missing", lambda call, found: call > 1 and found > 0),
+}
+
+
+def recording(folder: Path, kind: str) -> Config:
+    run = {"steps": 5, "checkpoint_every": 50, "record": "tokens"}
+    return config(folder, "run", run=run, **KINDS[kind])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Run directories of what was never stopped, with toy columns."""
+
+    @cache
+    def directory(kind: str) -> Path:
+        cfg = recording(tmp_path_factory.mktemp("whole"), kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Assembly, "recorded", TOYS)
+            run(cfg)
+        return cfg.run.directory
+
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        *((kind, moment) for kind in KINDS for moment in ("delivery", "sampling", "scoring")),
+        ("rounds", "a further round"),
+    ],
+)
+def test_a_signal_in_the_middle_of_a_rollout_step_costs_no_byte(
+    kind: str,
+    moment: str,
+    tmp_path: Path,
+    recorded: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = recorded(kind)
+    monkeypatch.setattr(Assembly, "recorded", TOYS)
+    stopped = recording(tmp_path, kind)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        signal_when(patch, *MOMENTS[moment])
+        run(stopped)
+    run(stopped, resume=True)
+    assert_same(stopped.run.directory, whole)
+    left, right = (
+        {path.name: path.read_bytes() for path in (home / "rollouts").iterdir()}
+        for home in (stopped.run.directory, whole)
+    )
+    assert left == right and len(left) > 10
+
+
+def signal_when(
+    patch: pytest.MonkeyPatch, owner: object, name: str, now: Callable[[int, Any], bool]
+) -> None:
+    """A signal arrives in a call of something: the number of the call, and what it returns, say in
+    which.
+    """
+    real = getattr(owner, name)
+    calls: list[object] = []
+
+    def called(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        calls.append(found)
+        if now(len(calls), found):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        return found
+
+    patch.setattr(owner, name, called)
 
 
 def test_a_stop_that_is_asked_twice_in_the_same_evaluation_still_resumes(
