@@ -28,6 +28,7 @@ from support.small_runs import (
     rl_config,
     sft_config,
 )
+from support.toy_columns import run_recording_in_child
 
 
 @pytest.fixture
@@ -127,6 +128,69 @@ def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
     uninterrupted(whole)
     assert killed_until_done(killed, kills=2, seed=4)
     _assert_same(killed.run.directory, whole.run.directory)
+
+
+def _columns_killed(folder: Path, kind: str, *, kills: int, steps: int) -> list[str]:
+    """A run that records toy columns, killed and resumed, against one that was not: columns and
+    batches are in its records. Where it was killed.
+    """
+    sections: dict[str, dict[str, Any]] = {
+        "rollout": {
+            "max_tokens": 6,
+            "n_samples": 4,
+            "max_staleness": 3,
+            "force_strict_on_policy": False,
+        }
+    }
+    if kind == "episodes":
+        (folder / "talk.py").write_text(TALK)
+        sections = {
+            "environment": {
+                "name": f"{folder / 'talk.py'}:Talk",
+                "max_turns": 3,
+                "options": {"pids": str(folder)},
+            },
+            "reward": {"name": ""},
+            "rollout": {"max_tokens": 8, "n_samples": 2, "context": {"window": 2}},
+            "data": {"prompts_per_step": 2},
+            "model": {"name": str(model_that_stops(folder / "model"))},
+            "train": {"lr": 1e-5},
+        }
+    run = {"steps": steps, "checkpoint_every": 3, "record": "tokens"}
+    whole, killed = (rl_config(folder, name, run=run, **sections) for name in ("whole", "killed"))
+    uninterrupted(whole, run_recording_in_child)
+    hits = killed_until_done(
+        killed,
+        kills=kills,
+        seed=int(os.environ.get("OXRL_KILL_SEED", "0")),
+        body=run_recording_in_child,
+    )
+    assert len(hits) >= kills, hits
+    _assert_same(killed.run.directory, whole.run.directory)
+    left, right = (
+        {path.name: path.read_bytes() for path in cfg.run.directory.glob("rollouts/step_*")}
+        for cfg in (killed, whole)
+    )
+    assert left.keys() == right.keys() and len(left) == 3 * steps
+    assert [name for name in left if left[name] != right[name]] == []
+    return hits
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["ahead", "episodes"])
+def test_a_run_with_columns_killed_twice_equals_the_uninterrupted_one(
+    kind: str, tmp_path: Path
+) -> None:
+    _columns_killed(tmp_path, kind, kills=2, steps=8)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["ahead", "episodes"])
+def test_a_run_with_columns_killed_ten_times_equals_the_uninterrupted_one(
+    kind: str, tmp_path: Path
+) -> None:
+    _columns_killed(tmp_path, kind, kills=10, steps=44)
 
 
 @pytest.mark.timeout(600)

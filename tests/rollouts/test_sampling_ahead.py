@@ -19,7 +19,7 @@ import pytest
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.errors import InvariantError, Stopped
+from oxrl.errors import CheckpointError, InvariantError, Stopped
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.rollouts import async_rollouts
 from oxrl.rollouts.async_rollouts import AheadRollouts, added
@@ -286,6 +286,23 @@ def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: 
         assert [rollout.group_id for rollout in waited.rollouts] == [2 * step] * 2 + [
             2 * step + 1
         ] * 2
+
+
+def test_saved_samples_that_cannot_be_read_are_told_with_their_file(
+    sampler: LocalSampler, tmp_path: Path
+) -> None:
+    source = source_of(sampler, 16, block=2)
+    source.next(0, step=0)
+    source.save(tmp_path)
+    path = tmp_path / "samples.json"
+    content = json.loads(path.read_text())
+    assert content["completions"]
+    for done in content["completions"].values():
+        [segment] = done["segments"]
+        segment["columns"] = {"trace": ["!"] * len(segment["token_ids"])}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=rf"^{path}: .*'trace' is no base64"):
+        source_of(sampler, 16, block=2).load(tmp_path)
 
 
 @pytest.mark.parametrize("polls", range(9))

@@ -43,13 +43,15 @@ def kill_when(
     metrics, checkpoints = run / "metrics.jsonl", run / "checkpoints"
     lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
     wanted = lines + chance.randint(1, 2)
+    # What an earlier kill left is removed when a run starts, and no checkpoint of this one.
+    left = _half_written(checkpoints)
     deadline = time.monotonic() + DEADLINE_S
     while process.is_alive():
         assert time.monotonic() < deadline, f"the run did not reach {moment} in {DEADLINE_S} s"
         if moment == "checkpoint":
-            if checkpoints.is_dir() and any(
-                name.startswith(".tmp") for name in os.listdir(checkpoints)
-            ):
+            found = _half_written(checkpoints)
+            left &= found
+            if found - left:
                 if metrics.exists() and metrics.stat().st_size:
                     time.sleep(chance.uniform(0, 0.02))
                     break
@@ -66,23 +68,30 @@ def kill_when(
     return moment
 
 
-def uninterrupted(cfg: Config) -> None:
-    process = start_run(cfg)
+def _half_written(checkpoints: Path) -> set[str]:
+    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
+    return {name for name in names if name.startswith(".tmp")}
+
+
+def uninterrupted(cfg: Config, body: Callable[..., None] = run_in_child) -> None:
+    process = start_run(cfg, body)
     process.join(DEADLINE_S)
     assert process.exitcode == 0
 
 
-def killed_until_done(cfg: Config, *, kills: int, seed: int) -> list[str]:
+def killed_until_done(
+    cfg: Config, *, kills: int, seed: int, body: Callable[..., None] = run_in_child
+) -> list[str]:
     """Kill the run `kills` times at random moments, resuming in between, then let it finish."""
     chance = random.Random(seed)
     hits: list[str] = []
     while len(hits) < kills:
         moment = chance.choice(["checkpoint", "anywhere", "anywhere"])
-        hit = kill_when(process := start_run(cfg), cfg.run.directory, moment, chance)
+        hit = kill_when(process := start_run(cfg, body), cfg.run.directory, moment, chance)
         process.join(DEADLINE_S)
         if hit == "finished":
             assert process.exitcode == 0
             break
         hits.append(hit)
-    uninterrupted(cfg)
+    uninterrupted(cfg, body)
     return hits

@@ -19,6 +19,7 @@ from oxrl.engines.sample.rows import Recording, Slots
 from oxrl.recipes.objective import Objective
 from oxrl.tables.columns import Column
 from oxrl.types import Completion, Output, Request, TokenBatch
+from support.killed_runs import run_in_child
 from support.samplers import TOKENIZER, lively
 
 POSITION = Column("int32", -7)
@@ -54,6 +55,21 @@ def recording_sampler_of(cfg: Config) -> RolloutEngine:
     """The sampler of a run with toy columns, in a process of its own."""
     setattr(Assembly, "recorded", TOYS)  # noqa: B010 - a type checker knows a property
     return sampler_of(cfg)
+
+
+def run_recording_in_child(cfg: Config) -> None:
+    """Body of a forked process that is going to be killed: a run with toy columns, whose losses see
+    every one of them.
+    """
+    setattr(Assembly, "recorded", TOYS)  # noqa: B010 - as above
+    policy_loss = Objective.policy_loss
+
+    def checked(self: Objective, output: Output, batch: Any) -> Any:
+        check_inputs(batch.inputs)
+        return policy_loss(self, output, batch)
+
+    setattr(Objective, "policy_loss", checked)  # noqa: B010 - as above
+    run_in_child(cfg)
 
 
 def expected_columns(request: Request, first: int, count: int) -> Mapping[str, tuple[object, ...]]:
