@@ -33,9 +33,8 @@ def fields_of(value: object) -> Json:
     if isinstance(value, TokenRun):
         columns = {name: list(map(_as_json, own)) for name, own in value.columns.items()}
         fields = {**vars(value), "columns": columns}
-        # Most runs record no columns, and their files have no word of them.
         if not columns:
-            del fields["columns"]
+            del fields["columns"]  # most runs record none, and their files have no word of them
         return fields
     return dict(value) if isinstance(value, Mapping) else vars(value)
 
@@ -107,8 +106,9 @@ def check_columns(completion: Completion, columns: Columns) -> None:
     for name, column in columns.items():
         for segment in completion.segments:
             entries = segment.columns.get(name, ())
-            sampled = segment.token_ids if segment.origin == "policy" else ()
-            if len(entries) < len(sampled) or not all(map(column.takes, entries)):
+            if not all(map(column.takes, entries)) or (
+                segment.origin == "policy" and len(entries) < len(segment.token_ids)
+            ):
                 wanting[name] = column
     if wanting:
         raise ValueError(f"not every token has an entry of {wanting}")
