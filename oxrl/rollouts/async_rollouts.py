@@ -22,7 +22,7 @@ from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
 from oxrl.runs.waiting import LOOK_S, StopAsked
 from oxrl.types import Completion, Metrics, Request
-from oxrl.usercode.messages import check_columns, completion_of, encode_json
+from oxrl.usercode.messages import completion_of, encode_json
 
 FILE = "samples.json"
 # After a signal, how long a checkpoint waits for what is in flight, in seconds. It can only be
@@ -182,7 +182,7 @@ class AheadRollouts:
         """Restore what `save` wrote.
 
         Raises:
-            CheckpointError: columns are recorded that are not there.
+            CheckpointError: columns are recorded that are not there, or not what was written.
         """
         path = directory / FILE
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -190,10 +190,9 @@ class AheadRollouts:
         for batch in self.batches:
             for request in self.parts.requests.at(range(batch.start, batch.end)):
                 self._requests[request.id] = request
-        self._done = {id: completion_of(stored) for id, stored in content["completions"].items()}
         try:
-            for done in self._done.values():
-                check_columns(done, self.parts.columns)
+            for id, stored in content["completions"].items():
+                self._done[id] = completion_of(stored, self.parts.columns)
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
         self._counters = content["counters"]
