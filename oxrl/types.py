@@ -174,7 +174,7 @@ class TokenRun:
         """So many tokens from the first on."""
         return self._with({name: own[:count] for name, own in self.per_token.items()})
 
-    def then(self, more: TokenRun) -> Self:
+    def then(self, more: TokenRun) -> TokenRun:
         """These tokens and others behind them, of which the same is recorded.
 
         Args:
@@ -183,13 +183,15 @@ class TokenRun:
         Raises:
             ValueError: something is recorded of only one of the two.
         """
-        if self.token_ids and self.columns.keys() != more.columns.keys():
+        if not self.token_ids:
+            return more
+        if self.columns.keys() != more.columns.keys():
             raise ValueError(
                 f"beside its log-probability {sorted(self.columns)} is recorded of every token, "
                 f"and {sorted(more.columns)} of those that follow"
             )
         known = self.per_token
-        return self._with({name: known.get(name, ()) + new for name, new in more.per_token.items()})
+        return self._with({name: known[name] + new for name, new in more.per_token.items()})
 
     def _with(self, entries: dict[str, Entries]) -> Self:
         """The same run of other tokens; `entries` as of `per_token`."""
