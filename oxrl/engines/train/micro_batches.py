@@ -243,12 +243,12 @@ def own_share(
         part: TrainBatch = idle
         if turn < len(mine):
             units, length = mine[turn]
-            rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
+            rows = (units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten()
             part = batch.select(units, length).to(home)
         read = part.inputs.to(device)
         if dummies is not None:
-            read = dummies.beside(turn, read, alone=not len(rows))
-        yield Share(rows.flatten(), part, read)
+            read = dummies.beside(turn, rows, read)
+        yield Share(rows, part, read)
 
 
 def without_company(output: Output, inputs: TokenBatch) -> Output:
