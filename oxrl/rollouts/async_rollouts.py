@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -169,9 +169,8 @@ class AheadRollouts:
             return bool(self.parts.stop()) and monotonic() > end
 
         self._settle(too_late)
-        batches = [asdict(batch) for batch in self.batches]
         content = {
-            "batches": batches,
+            "batches": self.batches,
             "completions": self._done,
             "counters": self._counters,
             "dispatched": self._dispatched,
