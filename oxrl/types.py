@@ -363,10 +363,15 @@ class Ragged:
         return Ragged(values=self.values.to(device), row_offsets=self.row_offsets)
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch field with every tensor, or thing made of tensors, changed; None stays."""
+def each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch field with every tensor, or thing made of tensors, changed; None stays.
+
+    Args:
+        value: of a field, or fields by name.
+        change: of one tensor, or thing made of tensors.
+    """
     if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}
+        return {key: each_tensor(item, change) for key, item in value.items()}
     return None if value is None else change(value)
 
 
@@ -391,7 +396,7 @@ class RowBatch:
         return self._changed(lambda value: value.to(device))
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        values = {name: _each(value, change) for name, value in vars(self).items()}
+        values = {name: each_tensor(value, change) for name, value in vars(self).items()}
         return type(self)(**values)
 
 

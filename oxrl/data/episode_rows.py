@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from oxrl.types import Batch, Forward, Output, Tensors, TokenBatch
+from oxrl.types import Batch, Forward, Output, Tensors, TokenBatch, each_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +117,9 @@ class EpisodeInputs(TokenBatch):
         """
         trained = self.split(self.response_mask)
         rows = dataclasses.replace(self._rows_to_read(), response_mask=trained)
-        changed = {name: self._of_rows(value) for name, value in vars(batch).items()}
-        changed["inputs"] = rows
-        return type(batch)(**changed).select(trained.any(1).nonzero()[:, 0])
+        fields = {name: value for name, value in vars(batch).items() if name != "inputs"}
+        of_rows = dataclasses.replace(batch, inputs=rows, **each_tensor(fields, self._of_rows))
+        return of_rows.select(trained.any(1).nonzero()[:, 0])
 
     def as_given(self, values: Tensor) -> Tensor:
         """See TokenBatch: of the rows on which something is trained, by lines."""
@@ -136,13 +135,9 @@ class EpisodeInputs(TokenBatch):
             columns[name] = self.split(self.columns[name])
         return dataclasses.replace(self.rows, columns=columns)
 
-    def _of_rows(self, value: Any) -> Any:
-        """Return a field of a batch of episodes, by rows; it is not `inputs`."""
-        if isinstance(value, dict):
-            return {name: self._of_rows(part) for name, part in value.items()}  # pyright: ignore
-        if not isinstance(value, Tensor):
-            return value
-        return self.split(value) if value.ndim >= 2 else value[self.episode_ids]
+    def _of_rows(self, values: Tensor) -> Tensor:
+        """Return numbers of tokens of lines, or of episodes, by rows."""
+        return self.split(values) if values.ndim >= 2 else values[self.episode_ids]
 
     def named(self) -> Tensors:
         """See TokenBatch; and what each row is made of."""
