@@ -643,9 +643,9 @@ class Merged:
             return
         field = self._fields[name]
         if per_row:
-            field[rows] = value[: len(rows)]
+            field[rows] = value
         else:
-            field[rows, : value.shape[1]] = value[: len(rows)]
+            field[rows, : value.shape[1]] = value
 
     def output(self, ranks: Ranks) -> Output:
         """Sum the whole batch over ranks: each row is zero but on the rank that had it."""
