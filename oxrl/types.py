@@ -174,7 +174,7 @@ class TokenRun:
         """So many tokens from the first on."""
         return self._with({name: own[:count] for name, own in self.per_token.items()})
 
-    def then(self, more: TokenRun) -> Self:
+    def then(self, more: TokenRun) -> TokenRun:
         """These tokens and others behind them, of which the same is recorded.
 
         Args:
@@ -183,13 +183,15 @@ class TokenRun:
         Raises:
             ValueError: something is recorded of only one of the two.
         """
-        if self.token_ids and self.columns.keys() != more.columns.keys():
+        if not self.token_ids:
+            return more
+        if self.columns.keys() != more.columns.keys():
             raise ValueError(
                 f"beside its log-probability {sorted(self.columns)} is recorded of every token, "
                 f"and {sorted(more.columns)} of those that follow"
             )
         known = self.per_token
-        return self._with({name: known.get(name, ()) + new for name, new in more.per_token.items()})
+        return self._with({name: known[name] + new for name, new in more.per_token.items()})
 
     def _with(self, entries: dict[str, Entries]) -> Self:
         """The same run of other tokens; `entries` as of `per_token`."""
@@ -361,10 +363,15 @@ class Ragged:
         return Ragged(values=self.values.to(device), row_offsets=self.row_offsets)
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch field with every tensor, or thing made of tensors, changed; None stays."""
+def each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch field with every tensor, or thing made of tensors, changed; None stays.
+
+    Args:
+        value: of a field, or fields by name.
+        change: of one tensor, or thing made of tensors.
+    """
     if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}
+        return {key: each_tensor(item, change) for key, item in value.items()}
     return None if value is None else change(value)
 
 
@@ -389,7 +396,7 @@ class RowBatch:
         return self._changed(lambda value: value.to(device))
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        values = {name: _each(value, change) for name, value in vars(self).items()}
+        values = {name: each_tensor(value, change) for name, value in vars(self).items()}
         return type(self)(**values)
 
 

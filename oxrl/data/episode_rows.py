@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from oxrl.types import Batch, Forward, Output, TensorMap, Tensors, TokenBatch
+from oxrl.types import Batch, Forward, Output, Tensors, TokenBatch, each_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +92,7 @@ class EpisodeInputs(TokenBatch):
 
     def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
         """See TokenBatch; a bootstrap is that of an episode's last row."""
-        rows = dataclasses.replace(self.rows, columns=self._columns_of_rows())
-        said = forward(rows, want)
+        said = forward(self._rows_to_read(), want)
         found: Tensors = {}
         for name, value in vars(said).items():
             if value is not None:
@@ -118,11 +116,10 @@ class EpisodeInputs(TokenBatch):
         Every number of an episode is given to each of its rows.
         """
         trained = self.split(self.response_mask)
-        columns = self._columns_of_rows()
-        rows = dataclasses.replace(self.rows, response_mask=trained, columns=columns)
-        changed = {name: self._of_rows(value) for name, value in vars(batch).items()}
-        changed["inputs"] = rows
-        return type(batch)(**changed).select(trained.any(1).nonzero()[:, 0])
+        rows = dataclasses.replace(self._rows_to_read(), response_mask=trained)
+        fields = {name: value for name, value in vars(batch).items() if name != "inputs"}
+        of_rows = dataclasses.replace(batch, inputs=rows, **each_tensor(fields, self._of_rows))
+        return of_rows.select(trained.any(1).nonzero()[:, 0])
 
     def as_given(self, values: Tensor) -> Tensor:
         """See TokenBatch: of the rows on which something is trained, by lines."""
@@ -131,18 +128,16 @@ class EpisodeInputs(TokenBatch):
         rows[trained] = values
         return self.join(rows)
 
-    def _columns_of_rows(self) -> TensorMap:
-        """Return the columns of the rows, and beside them what was chosen of lines since."""
-        since = self.columns.keys() - self.rows.columns.keys()
-        return {**self.rows.columns, **{name: self.split(self.columns[name]) for name in since}}
+    def _rows_to_read(self) -> TokenBatch:
+        """Return the rows, beside their own columns with what was chosen of lines since."""
+        columns = dict(self.rows.columns)
+        for name in self.columns.keys() - columns.keys():
+            columns[name] = self.split(self.columns[name])
+        return dataclasses.replace(self.rows, columns=columns)
 
-    def _of_rows(self, value: Any) -> Any:
-        """Return a field of a batch of episodes, by rows; it is not `inputs`."""
-        if isinstance(value, dict):
-            return {name: self._of_rows(part) for name, part in value.items()}  # pyright: ignore
-        if not isinstance(value, Tensor):
-            return value
-        return self.split(value) if value.ndim >= 2 else value[self.episode_ids]
+    def _of_rows(self, values: Tensor) -> Tensor:
+        """Return numbers of tokens of lines, or of episodes, by rows."""
+        return self.split(values) if values.ndim >= 2 else values[self.episode_ids]
 
     def named(self) -> Tensors:
         """See TokenBatch; and what each row is made of."""

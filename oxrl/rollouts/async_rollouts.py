@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -22,7 +22,7 @@ from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
 from oxrl.runs.waiting import LOOK_S, StopAsked
 from oxrl.types import Completion, Metrics, Request
-from oxrl.usercode.messages import check_columns, completion_of, encode_json
+from oxrl.usercode.messages import completion_of, encode_json
 
 FILE = "samples.json"
 # After a signal, how long a checkpoint waits for what is in flight, in seconds. It can only be
@@ -169,9 +169,8 @@ class AheadRollouts:
             return bool(self.parts.stop()) and monotonic() > end
 
         self._settle(too_late)
-        batches = [asdict(batch) for batch in self.batches]
         content = {
-            "batches": batches,
+            "batches": self.batches,
             "completions": self._done,
             "counters": self._counters,
             "dispatched": self._dispatched,
@@ -182,7 +181,7 @@ class AheadRollouts:
         """Restore what `save` wrote.
 
         Raises:
-            CheckpointError: columns are recorded that are not there, or cannot be read.
+            CheckpointError: columns are recorded that are not there, or not what was written.
         """
         path = directory / FILE
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -192,8 +191,7 @@ class AheadRollouts:
                 self._requests[request.id] = request
         try:
             for id, stored in content["completions"].items():
-                self._done[id] = completion_of(stored)
-                check_columns(self._done[id], self.parts.columns)
+                self._done[id] = completion_of(stored, self.parts.columns)
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
         self._counters = content["counters"]

@@ -18,7 +18,7 @@ from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRol
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Metrics, Rollout, Rollouts, Score
-from oxrl.usercode.messages import Json, check_columns, completion_of, decode, encode, prompt_of
+from oxrl.usercode.messages import Json, completion_of, decode, encode, prompt_of
 
 
 def whole_samples(folder: Path, step: int) -> Path:
@@ -163,11 +163,9 @@ def read_step(path: Path, columns: Columns = NOTHING_MORE) -> RolloutStep:
 def _rollouts(group: Json, columns: Columns) -> Iterator[Rollout]:
     prompt = prompt_of(group["prompt"])
     for response in group["responses"]:
-        completion = completion_of(response["completion"])
-        check_columns(completion, columns)
         yield Rollout(
             prompt=prompt,
-            completion=completion,
+            completion=completion_of(response["completion"], columns),
             score=score_of(response["score"]),
             group_id=group["draw"],
             sample=response["sample"],

@@ -14,7 +14,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.tables.columns import Column, Columns
+from oxrl.tables.columns import NOTHING_MORE, Column, Columns
 from oxrl.types import Completion, Entries, Names, Prompt, Segment, TokenRun, Turn
 
 Json = dict[str, Any]
@@ -63,22 +63,36 @@ def prompt_of(fields: Json) -> Prompt:
     return Prompt(**_with_tuples(fields, PROMPT))  # `answer` may be a list and stay one
 
 
-def completion_of(fields: Json) -> Completion:
+def completion_of(fields: Json, columns: Columns = NOTHING_MORE) -> Completion:
     """A completion, from its fields as JSON has them.
 
+    Args:
+        fields: of a completion.
+        columns: that have to be there of every token that was sampled.
+
     Raises:
-        ValueError: a text in a column is no base64; names the column.
+        ValueError: columns are not there, or an entry is none of its column; names all of them. Or
+            a text in a column is no base64.
     """
-    fields["segments"] = [_segment_of(one) for one in fields["segments"]]
+    fields["segments"] = [_segment_of(one, columns) for one in fields["segments"]]
     fields["turns"] = [Turn(**_with_tuples(one, TURN)) for one in fields.get("turns", ())]
     return Completion(**_with_tuples(fields, COMPLETION))
 
 
-def _segment_of(fields: Json) -> Segment:
+def _segment_of(fields: Json, columns: Columns) -> Segment:
     found = _with_tuples(fields, SEGMENT)
-    columns = fields.get("columns", {})
-    found["columns"] = {name: _entries(name, entries) for name, entries in columns.items()}
-    return Segment(**found)
+    stored = fields.get("columns", {})
+    found["columns"] = {name: _entries(name, entries) for name, entries in stored.items()}
+    segment = Segment(**found)
+    sampled = segment.token_ids if segment.origin == "policy" else ()
+    wanting: dict[str, Column] = {}
+    for name, column in columns.items():
+        entries = segment.columns.get(name, ())
+        if len(entries) < len(sampled) or not all(map(column.takes, entries)):
+            wanting[name] = column
+    if wanting:
+        raise ValueError(f"not every token has an entry of {wanting}")
+    return segment
 
 
 def _entries(name: str, values: list[Any]) -> Entries:
@@ -90,28 +104,6 @@ def _entries(name: str, values: list[Any]) -> Entries:
         )
     except ValueError as error:
         raise ValueError(f"an entry of column {name!r} is no base64 ({error})") from error
-
-
-def check_columns(completion: Completion, columns: Columns) -> None:
-    """Refuse a completion of which other things are recorded than this run records.
-
-    Args:
-        completion: that another run sampled.
-        columns: that this run records of every token.
-
-    Raises:
-        ValueError: columns are not there, or an entry is none of its column; names all of them.
-    """
-    wanting: dict[str, Column] = {}
-    for name, column in columns.items():
-        for segment in completion.segments:
-            entries = segment.columns.get(name, ())
-            if not all(map(column.takes, entries)) or (
-                segment.origin == "policy" and len(entries) < len(segment.token_ids)
-            ):
-                wanting[name] = column
-    if wanting:
-        raise ValueError(f"not every token has an entry of {wanting}")
 
 
 def _with_tuples(fields: Json, names: Names) -> Json:

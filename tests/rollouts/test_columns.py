@@ -34,7 +34,7 @@ from oxrl.engines.sample.rows import Recording, check_recorded
 from oxrl.engines.sample.sampler import generate
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.fsdp import FsdpTrainer
-from oxrl.engines.train.image_rows import side_by_side
+from oxrl.engines.train.image_rows import DummyRows
 from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, EngineError, InvariantError, RunDirectoryError
@@ -840,10 +840,17 @@ def test_packed_rows_say_where_each_token_comes_from() -> None:
     check_packed(batch, layout)
 
 
-def test_rows_put_side_by_side_keep_their_columns_and_fills() -> None:
-    joined = side_by_side(toy_rows([2, 1]), toy_rows([6]))
-    assert check_inputs(joined) == 9
+def test_a_row_with_images_beside_a_rank_s_rows_keeps_its_columns_and_fills() -> None:
+    rows = toy_rows([2, 6, 1])
+    patches = torch.tensor([[0], [3], [0]])
+    mine = torch.tensor([0, 2])
+    dummies = DummyRows(rows, patches, [[mine], [torch.tensor([1])]])
+    read = rows.select(mine, 6)
+    joined = dummies.beside(0, mine, read)
     assert joined.tokens.shape == (3, 10)
+    assert check_inputs(joined.select(torch.arange(2))) == 3 and not joined.response_mask[2].any()
+    assert torch.equal(joined.columns["position"], rows.columns["position"][[0, 2, 1]])
+    assert dummies.beside(1, mine, read) is read and rows.response_mask[1].any()
 
 
 def checked_on_rank(batch: SupervisedBatch) -> None:

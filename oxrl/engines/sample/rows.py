@@ -24,7 +24,7 @@ from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
 from oxrl.tables.columns import ALWAYS, Column
 from oxrl.tables.engines import SAMPLING_ENGINES, SamplingEngineName
-from oxrl.types import Entries, Request, Requests, TokenBatch, TokenIds, TokenRun
+from oxrl.types import Request, Requests, TokenBatch, TokenIds, TokenRun
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -283,21 +283,17 @@ class Slots:
         chosen = self.count.new_tensor(slots)
         counts = self.count[chosen].tolist()
         longest = max(counts, default=0)
-        taken = {name: values[chosen, :longest] for name, values in self.sampled.items()}
-        tokens = taken.pop("token_ids").tolist()
-        logprobs = taken.pop("logprobs").tolist()
-        versions = taken.pop("versions").tolist()
+        taken = {name: entries_of(own[chosen, :longest]) for name, own in self.sampled.items()}
+        further = {name: taken.pop(name) for name in self._recorded}
         found: list[TokenRun] = []
         for place, count in enumerate(counts):
             prefix = self.requests[slots[place]].prefix
             known = len(prefix.token_ids)
             new = TokenRun(
-                token_ids=tuple(tokens[place][known:count]),
-                logprobs=tuple(logprobs[place][known:count]),
-                versions=tuple(versions[place][known:count]),
-                columns={name: entries_of(own[place, known:count]) for name, own in taken.items()},
+                **{name: tuple(own[place][known:count]) for name, own in taken.items()},
+                columns={name: tuple(own[place][known:count]) for name, own in further.items()},
             )
-            found.append(prefix.then(new) if known else new)
+            found.append(prefix.then(new))
         return found
 
     def contexts(self) -> list[TokenIds]:
@@ -339,11 +335,11 @@ class Slots:
             self.stops = pad(self.stops, (0, more), value=-1)
 
 
-def entries_of(values: Tensor) -> Entries:
-    """Entries of a column, from what is recorded of some tokens: [n] or [n, width]."""
-    if values.ndim == 1:
-        return tuple(values.tolist())
-    return tuple(numbers.tobytes() for numbers in values.cpu().numpy())
+def entries_of(values: Tensor) -> list[list[Any]]:
+    """Entries of a column by rows, from what is recorded of their tokens: [m, n(, width)]."""
+    if values.ndim == 2:
+        return values.tolist()
+    return [[numbers.tobytes() for numbers in row] for row in values.cpu().numpy()]
 
 
 def _integers(request: Request) -> list[int]:

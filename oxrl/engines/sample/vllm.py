@@ -120,16 +120,16 @@ class VllmOptions:
 
 @dataclass
 class _Active:
-    """A request in vLLM, the weight versions of what is known to be sampled, prefix included, and
-    the columns of the same without the prefix.
+    """A request in vLLM, with the weight versions and columns of what is known to be sampled, its
+    own prefix left out.
 
     The tokens themselves stay in vLLM until it ends: to take them over step by step costs up to a
     twentieth of the processor's time with a small model.
     """
 
     request: Request
-    versions: list[int]
-    columns: dict[str, Entries] = field(default_factory=dict)
+    columns: dict[str, Entries]
+    versions: list[int] = field(default_factory=list)
 
 
 # The columns that can be recorded: from a request, the tokens that vLLM sampled behind its prefix
@@ -264,8 +264,7 @@ class VllmEngine(Sampler):
             logprobs=0,
             extra_args={"seed": request.seed, "known": known},
         )
-        columns = dict.fromkeys(self._columns, ())
-        self._active[request.id] = _Active(request, list(prefix.versions), columns)
+        self._active[request.id] = _Active(request, dict.fromkeys(self._columns, ()))
 
     def _add(
         self, name: str, tokens: list[int], images: Sequence[str] = (), **parameters: Any
@@ -305,35 +304,38 @@ class VllmEngine(Sampler):
         over what is recorded of them: vLLM forgets that where it interrupts a request.
         """
         for name, active in self._active.items():
-            state = self._state(name)
-            self._note_version(active, state.detokenizer.num_output_tokens())
-            _take_over(active, *_returned(state))
+            self._note(active, *_returned(self._state(name)))
 
-    def _note_version(self, active: _Active, sampled: int) -> None:
-        """Note the same of one request, of which vLLM has sampled so many tokens."""
-        known = len(active.versions) - len(active.request.prefix.token_ids)
-        active.versions += [self._version] * (sampled - known)
-        self._counted["tokens"] += sampled - known
+    def _note(self, active: _Active, tokens: Sequence[int], logprobs: Any) -> None:
+        """Note the same of one request, of which vLLM has sampled these tokens."""
+        new = len(tokens) - len(active.versions)
+        active.versions += [self._version] * new
+        self._counted["tokens"] += new
+        for name, known in active.columns.items():
+            entries = RETURNED[name](active.request, tokens, logprobs)
+            active.columns[name] = (*known, *entries[len(known) :])
 
     def _end(
         self, name: str, reason: FinishReason, tokens: Sequence[int], logprobs: Any
     ) -> Finished:
         """Take a request out with what vLLM has sampled of it, after its own prefix."""
         active = self._active.pop(name)
-        self._note_version(active, len(tokens))
-        _take_over(active, tokens, logprobs)
-        prefix = active.request.prefix
+        self._note(active, tokens, logprobs)
         sampled = TokenRun(
             token_ids=tuple(tokens),
             logprobs=tuple(sampled_logprobs(logprobs, tokens)),
-            versions=tuple(active.versions[len(prefix.token_ids) :]),
+            versions=tuple(active.versions),
             columns=active.columns,
         )
-        return self._ended(active.request, reason, prefix.then(sampled))
+        return self._ended(active.request, reason, active.request.prefix.then(sampled))
 
     def _progress(self) -> str:
         self._note_versions()
-        longest = max((len(active.versions) for active in self._active.values()), default=0)
+        lengths = [
+            len(active.request.prefix.token_ids) + len(active.versions)
+            for active in self._active.values()
+        ]
+        longest = max(lengths, default=0)
         return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
     def update_weights(self, buckets: Buckets, version: int) -> Fingerprints:
@@ -490,13 +492,6 @@ class VllmEngine(Sampler):
 def _returned(state: Any) -> tuple[Sequence[int], Any]:
     """Tokens that vLLM has sampled of a request so far, and its log-probabilities of them."""
     return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
-
-
-def _take_over(active: _Active, tokens: Sequence[int], logprobs: Any) -> None:
-    """Keep the entries of tokens that were sampled since the last call."""
-    for name, known in active.columns.items():
-        entries = RETURNED[name](active.request, tokens, logprobs)
-        active.columns[name] = (*known, *entries[len(known) :])
 
 
 def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from oxrl.models.shared_prefix import Group, cheapest_cut, groups_of
 from oxrl.runs.device import home_of_float64
 from oxrl.runs.ranks import Ranks
 from oxrl.tables.vision import PATCHES
-from oxrl.types import Output, Tensors, TokenBatch, TrainBatch
+from oxrl.types import TokenBatch, TrainBatch
 
 # What a micro-batch costs beside its tokens, in tokens: on a CPU 217, 64 and 62 with models of
 # 0.15M, 3.3M and 25M parameters. Not measured on a GPU, where it is much more.
@@ -243,25 +243,9 @@ def own_share(
         part: TrainBatch = idle
         if turn < len(mine):
             units, length = mine[turn]
-            rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
+            rows = (units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten()
             part = batch.select(units, length).to(home)
         read = part.inputs.to(device)
         if dummies is not None:
-            read = dummies.beside(turn, read, alone=not len(rows))
-        yield Share(rows.flatten(), part, read)
-
-
-def without_company(output: Output, inputs: TokenBatch) -> Output:
-    """Return the outputs of the first rows alone.
-
-    Args:
-        output: of `inputs` and what was put beside it.
-        inputs: [B, T].
-    """
-    rows, length = inputs.tokens.shape
-    fields: Tensors = {}
-    for name, value in vars(output).items():
-        if value is not None:
-            own = value[:rows]
-            fields[name] = own if own.ndim == 1 else own[:, :length]
-    return Output(**fields)
+            read = dummies.beside(turn, rows, read)
+        yield Share(rows, part, read)

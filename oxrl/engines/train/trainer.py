@@ -43,7 +43,6 @@ from oxrl.engines.train.micro_batches import (
     group_micro_batches,
     micro_batches,
     own_share,
-    without_company,
 )
 from oxrl.engines.train.optimizers import (
     KEPT,
@@ -302,8 +301,9 @@ class Trainer(ABC):
     def _said(self, share: Share, want: Want) -> Output:
         """Return the model's output for the rows of a share."""
         output = self._read(share.read, want)
-        if len(share.read) > len(share.part.inputs):  # where ranks read images, and this one none
-            return without_company(output, share.part.inputs)
+        rows, length = share.part.inputs.tokens.shape
+        if len(share.read) > rows:  # where ranks read images, and this one none
+            return output.select(torch.arange(rows), length)
         return output
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
@@ -643,9 +643,9 @@ class Merged:
             return
         field = self._fields[name]
         if per_row:
-            field[rows] = value[: len(rows)]
+            field[rows] = value
         else:
-            field[rows, : value.shape[1]] = value[: len(rows)]
+            field[rows, : value.shape[1]] = value
 
     def output(self, ranks: Ranks) -> Output:
         """Sum the whole batch over ranks: each row is zero but on the rank that had it."""
