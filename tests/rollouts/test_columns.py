@@ -227,24 +227,6 @@ def test_a_sampling_process_sends_the_columns_back() -> None:
     assert done == generate(recording_sampler(), asked, deadline_s=60)
 
 
-def test_ray_actors_send_the_columns_back() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed here; `make test-scale` runs this")
-    from oxrl.engines.ray.cluster import Cluster, layout
-    from oxrl.engines.ray.rollouts import RayRollouts
-
-    bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
-    cluster = Cluster(2)
-    cluster.reserve(bundles)
-    asked = make_requests(4, 2)
-    try:
-        engine = RayRollouts(cluster, places, recording_sampler, Deadlines.alike(60))
-        done = generate(engine, asked, deadline_s=60)
-    finally:
-        cluster.close()
-    for request, completion in zip(asked, done, strict=True):
-        check_completion(request, completion)
-
-
 # --- vLLM, whose parts stand in here.
 
 

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.sampler_processes import sampler_here
+from oxrl.config import Config
+from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.rows import Recording, Slots
 from oxrl.tables.columns import Column
@@ -40,6 +44,13 @@ def recording_sampler() -> LocalSampler:
     """A sampler with toy columns, also for a process of its own."""
     torch.set_num_threads(1)
     return LocalSampler(lively("builtin:tiny"), TOKENIZER, max_rows=3, recorded=TOYS)
+
+
+def recording_sampler_of(cfg: Config) -> RolloutEngine:
+    """The sampler of a run with the toy columns, in a process of its own."""
+    assembly = Assembly(cfg)
+    vars(assembly)["recorded"] = TOYS
+    return sampler_here(assembly)
 
 
 def expected_columns(request: Request, first: int, count: int) -> Mapping[str, tuple[object, ...]]:
