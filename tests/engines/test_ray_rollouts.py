@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from oxrl.engines.ray.cluster import Cluster, layout
+from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor
+from oxrl.engines.ray.trainer import RankGroup
 from oxrl.engines.sample import Finished, RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import generate
@@ -22,15 +25,13 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import buckets
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Prompt, Request, Sampling
+from support.samplers import make_requests
+from support.small_cluster import process_of
+from support.toy_columns import check_completion, recording_sampler
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
 )
-
-from oxrl.engines.ray import cluster as ray_cluster  # noqa: E402
-from oxrl.engines.ray.cluster import Cluster, layout  # noqa: E402
-from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor  # noqa: E402
-from oxrl.engines.ray.trainer import RankGroup  # noqa: E402
 
 # Ray says of every actor that a test kills that it was killed.
 pytestmark = [
@@ -73,21 +74,6 @@ def weights_of(seed: int) -> list[list[tuple[str, torch.Tensor]]]:
     return list(buckets(((name, p.detach()) for name, p in named), limit=20_000))
 
 
-@pytest.fixture(scope="module")
-def connected() -> Iterator[None]:
-    """One small Ray cluster for the whole module."""
-    ray_cluster._import_ray(loopback=True)
-    with ray_cluster._own_signals():
-        options: dict[str, Any] = {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-        ray.init(address="local", num_cpus=6, object_store_memory=200 << 20, **options)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def rollouts(connected: None) -> Iterator[Any]:
     """`rollouts(count)` makes an engine of so many actors; all are ended after the test."""
@@ -114,9 +100,7 @@ def rollouts(connected: None) -> Iterator[Any]:
 
 
 def pid(engine: RayRollouts, number: int) -> int:
-    return ray.get(
-        engine.workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20
-    )
+    return process_of(engine.workers[number].actor)
 
 
 def expected_samples() -> list[tuple[int, ...]]:
@@ -153,6 +137,13 @@ def test_actors_give_the_samples_of_one_process(
     assert metrics["rollout/replaced_actors"] == 0
     # A prompt is computed once for its four samples, wherever they are.
     assert metrics["rollout/prefill_tokens_saved"] == 3 * metrics["rollout/prefill_tokens"]
+
+
+def test_actors_send_the_columns_back(rollouts: Any) -> None:
+    asked = make_requests(4, 2)
+    done = generate(rollouts(2, deadline_s=60, build=recording_sampler), asked, deadline_s=60)
+    for request, completion in zip(asked, done, strict=True):
+        check_completion(request, completion)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.ray import cluster as ray_cluster
 from oxrl.engines.ray.cluster import Cluster, Place, layout
 from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
@@ -41,6 +39,7 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import Whole, buckets
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Prompt, Request, Sampling
+from support.small_cluster import process_of, small_cluster
 from support.thread_cluster import HOST, Ray, ThreadCluster
 from support.weight_attacks import ATTACKS
 
@@ -164,21 +163,10 @@ def threads() -> Iterator[Any]:
 
 @contextmanager
 def over_ray() -> Iterator[Any]:
-    ray = ray_cluster._import_ray(loopback=True)
-    with ray_cluster._own_signals():
-        quiet: dict[str, Any] = {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-        # The actors import this file and what it imports.
-        found_in = [str(Path(__file__).parent), *filter(None, sys.path)]
-        quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found_in)}}
-        ray.init(address="local", num_cpus=4, object_store_memory=200 << 20, **quiet)
-    cluster = Cluster(4)
-    yield cluster
-    cluster.close()
-    ray.shutdown()
+    with small_cluster(num_cpus=4):
+        cluster = Cluster(4)
+        yield cluster
+        cluster.close()
 
 
 @pytest.fixture(scope="module", params=["threads", pytest.param("ray", marks=needs_ray)])
@@ -252,8 +240,7 @@ def lose(worker: RolloutWorker) -> None:
     if hasattr(worker.actor, "die"):
         worker.actor.die()
         return
-    found = call(worker, lambda _: os.getpid())
-    os.kill(found, signal.SIGKILL)
+    os.kill(process_of(worker.actor), signal.SIGKILL)
 
 
 def call(worker: RolloutWorker, function: Callable[[RolloutActor], Any]) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.checkpoint.model_files import save_model
+from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import generate
@@ -25,8 +26,10 @@ from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import buckets
-from oxrl.types import Completion, Request
+from oxrl.tables.columns import Column
+from oxrl.types import Completion, Request, TokenRun
 from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
+from support.vision_runs import rollouts
 from support.weight_attacks import ATTACKS
 
 pytestmark = [
@@ -39,14 +42,14 @@ pytestmark = [
 ]
 
 
-def _start(folder: Path, **settings: Any) -> Any:
+def _start(folder: Path, columns: Sequence[str] = (), **settings: Any) -> Any:
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     save_model(lively(), folder)
     TOKENIZER.save_pretrained(folder)
     log_file = str(folder / "vllm.log")
     options = VllmOptions(max_model_len=256, log_file=log_file, **settings)
-    return VllmEngine(str(folder), options)
+    return VllmEngine(str(folder), options, columns=columns)
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +368,76 @@ def test_what_learned_in_an_adapter_is_what_vllm_samples_with(
 
 def _lose_one_embedding(vllm_model: Any) -> None:
     vllm_model.get_parameter("model.embed_tokens.weight").data[7].zero_()
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """A recorder that reads one thing out of what vLLM returned of a sampled token."""
+
+    field: str
+
+    def __call__(self, request: Request, tokens: Sequence[int], logprobs: Any) -> list[Any]:
+        found = getattr(logprobs, self.field)
+        return [found[start] for start in logprobs.start_indices[: len(tokens)]]
+
+
+def place(request: Request, tokens: Sequence[int], logprobs: Any) -> list[int]:
+    first = len(request.prompt.token_ids) + len(request.prefix.token_ids)
+    return list(range(first, first + len(tokens)))
+
+
+RECORDERS = {"position": place, "said": Returned("logprobs"), "token": Returned("token_ids")}
+RECORDED = {
+    "position": Column("int32", -7),
+    "said": Column("float32", 0.0),
+    "token": Column("int32", -1),
+}
+
+
+def test_what_is_recorded_of_vllms_answers_reaches_the_batch_at_its_tokens(
+    tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where weights arrive in the middle, and where a response is taken out and goes on."""
+    from oxrl.engines.sample import vllm
+
+    monkeypatch.setattr(vllm, "RETURNED", RECORDERS)
+    engine = _start(tmp_path, columns=tuple(RECORDERS))
+    options = {"max_tokens": 24, "stop_token_ids": ()}
+    asked = make_requests(4, 2, **options)
+    [short] = make_requests(1, prefix="short", **{**options, "max_tokens": 5})
+    try:
+        engine.update_weights(buckets(model.named_parameters()), 0)
+        engine.submit([short, *asked])
+        finished = engine.poll(60)
+        assert [item.request for item in finished] == [short]
+        engine.update_weights(buckets(lively(seed=1).named_parameters()), 1)
+        for item in engine.abort([request.id for request in asked[::2]]):
+            [part] = item.completion.segments
+            assert 0 < len(part.token_ids) < 24
+            engine.submit([dataclasses.replace(item.request, prefix=TokenRun().then(part))])
+        while found := engine.poll(60):
+            finished += found
+    finally:
+        engine.close()
+    assert len(finished) == 9
+    for item in finished:
+        [segment] = item.completion.segments
+        first = len(item.request.prompt.token_ids)
+        places = range(first, first + len(segment.token_ids))
+        recorded = {"position": places, "said": segment.logprobs, "token": segment.token_ids}
+        assert segment.columns == {name: tuple(entries) for name, entries in recorded.items()}
+        assert set(segment.versions) == ({0} if item.request == short else {0, 1})
+    requests, done = zip(*((item.request, item.completion) for item in finished), strict=True)
+    batch = to_rollout_batch(rollouts(requests, done), pad_id=0, columns=RECORDED)
+    inputs, trained = batch.inputs, batch.inputs.response_mask
+    places = torch.arange(trained.shape[1]).expand_as(trained)
+    expected = {"position": places, "said": batch.rollout_logprobs, "token": inputs.tokens}
+    assert int(trained.sum()) == 5 + 8 * 24
+    for name, column in RECORDED.items():
+        at_tokens = torch.where(trained, expected[name], column.fill)
+        torch.testing.assert_close(
+            inputs.columns[name], at_tokens.to(inputs.columns[name].dtype), rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

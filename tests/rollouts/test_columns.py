@@ -242,26 +242,6 @@ def need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ray_actors_send_the_columns_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_ray(monkeypatch)
-    from oxrl.engines.ray.cluster import Cluster, layout
-    from oxrl.engines.ray.rollouts import RayRollouts
-
-    bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
-    cluster = Cluster(2)
-    cluster.reserve(bundles)
-    asked = make_requests(4, 2)
-    try:
-        engine = RayRollouts(cluster, places, recording_sampler, Deadlines.alike(60))
-        done = generate(engine, asked, deadline_s=60)
-    finally:
-        cluster.close()
-    for request, completion in zip(asked, done, strict=True):
-        check_completion(request, completion)
-
-
 # --- vLLM, whose parts stand in here.
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Completion, Request
 from support.scripted import END, HOSTILE, Play, ScriptedSampler, requests
+from support.small_cluster import process_of, small_cluster
 
 # Kills a process in the middle of a step of one episode, once.
 DEADLY = HOSTILE.replace(
@@ -142,11 +141,7 @@ class Killing:
         self._engine.submit(asked)
         self._left -= 1
         if not self._left:
-            import ray
-
-            actor = self._engine.workers[0].actor
-            reference = actor.__ray_call__.remote(lambda _: os.getpid())
-            os.kill(ray.get(reference, timeout=60), signal.SIGKILL)
+            os.kill(process_of(self._engine.workers[0].actor), signal.SIGKILL)
 
     def poll(self, deadline_s: float) -> list[Finished]:
         return self._engine.poll(deadline_s)
@@ -171,38 +166,25 @@ def sampler() -> LocalSampler:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_rollout_actor_killed_in_the_middle_of_episodes_changes_no_token(play: Play) -> None:
-    ray = pytest.importorskip(
+    pytest.importorskip(
         "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
     )
-    from oxrl.engines.ray import cluster as ray_cluster
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
 
     asked = requests(10, samples=2, max_tokens=12)
     quiet = generate(play(HOSTILE, sampler()), asked, deadline_s=60)
-    ray_cluster._import_ray(loopback=True)
-    # The actors build `sampler`, so they import this file and what it imports.
-    found_in = [str(Path(__file__).parent), *filter(None, sys.path)]
-    variables = {"PYTHONPATH": os.pathsep.join(found_in)}
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-    with ray_cluster._own_signals():
-        ray.init(
-            address="local",
-            num_cpus=4,
-            object_store_memory=200 << 20,
-            runtime_env={"env_vars": variables},
-            **options,
-        )
     bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
-    cluster = Cluster(2)
-    cluster.reserve(bundles)
-    try:
-        engine = RayRollouts(cluster, places, sampler, Deadlines.alike(60))
-        found = generate(play(HOSTILE, Killing(engine, after=26)), asked, deadline_s=120)
-        assert engine.metrics()["rollout/replaced_actors"] == 1
-    finally:
-        cluster.close()
-        ray.shutdown()
+    # The actors build `sampler`, so they import this file and what it imports.
+    with small_cluster(num_cpus=4):
+        cluster = Cluster(2)
+        cluster.reserve(bundles)
+        try:
+            engine = RayRollouts(cluster, places, sampler, Deadlines.alike(60))
+            found = generate(play(HOSTILE, Killing(engine, after=26)), asked, deadline_s=120)
+            assert engine.metrics()["rollout/replaced_actors"] == 1
+        finally:
+            cluster.close()
     for ours, theirs in zip(quiet, found, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert ours.turns == theirs.turns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
-from oxrl.assembly.sampler_processes import sampler_of
+from oxrl.assembly.sampler_processes import sampler_here
 from oxrl.config import Config
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
@@ -52,16 +52,17 @@ def recording_sampler() -> LocalSampler:
 
 
 def recording_sampler_of(cfg: Config) -> RolloutEngine:
-    """The sampler of a run with toy columns, in a process of its own."""
-    setattr(Assembly, "recorded", TOYS)  # noqa: B010 - a type checker knows a property
-    return sampler_of(cfg)
+    """The sampler of a run with the toy columns, in a process of its own."""
+    assembly = Assembly(cfg)
+    vars(assembly)["recorded"] = TOYS
+    return sampler_here(assembly)
 
 
 def run_recording_in_child(cfg: Config) -> None:
     """Body of a forked process that is going to be killed: a run with toy columns, whose losses see
     every one of them.
     """
-    setattr(Assembly, "recorded", TOYS)  # noqa: B010 - as above
+    setattr(Assembly, "recorded", TOYS)  # noqa: B010 - a type checker knows a property
     policy_loss = Objective.policy_loss
 
     def checked(self: Objective, output: Output, batch: Any) -> Any:
