@@ -14,7 +14,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.tables.columns import NOTHING_MORE, Column, Columns
+from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Completion, Entries, Names, Prompt, Segment, TokenRun, Turn
 
 Json = dict[str, Any]
@@ -71,8 +71,8 @@ def completion_of(fields: Json, columns: Columns = NOTHING_MORE) -> Completion:
         columns: that have to be there of every token that was sampled.
 
     Raises:
-        ValueError: columns are not there, or an entry is none of its column; names all of them. Or
-            a text in a column is no base64.
+        ValueError: a column is not there, or an entry is none of its column; names all that are
+            recorded. Or a text in a column is no base64.
     """
     fields["segments"] = [_segment_of(one, columns) for one in fields["segments"]]
     fields["turns"] = [Turn(**_with_tuples(one, TURN)) for one in fields.get("turns", ())]
@@ -85,13 +85,10 @@ def _segment_of(fields: Json, columns: Columns) -> Segment:
     found["columns"] = {name: _entries(name, entries) for name, entries in stored.items()}
     segment = Segment(**found)
     sampled = segment.token_ids if segment.origin == "policy" else ()
-    wanting: dict[str, Column] = {}
     for name, column in columns.items():
         entries = segment.columns.get(name, ())
         if len(entries) < len(sampled) or not all(map(column.takes, entries)):
-            wanting[name] = column
-    if wanting:
-        raise ValueError(f"not every token has an entry of {wanting}")
+            raise ValueError(f"not every token has an entry of {columns}")
     return segment
 
 
