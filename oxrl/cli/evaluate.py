@@ -9,6 +9,9 @@ import typer
 from oxrl.cli.console import Out, Overrides
 from oxrl.models.lazy_transformers import import_model_classes
 
+# Metrics that stand behind the one of which they are the interval.
+ENDS = ("_low", "_high")
+
 
 def evaluate(
     target: Annotated[
@@ -37,5 +40,8 @@ def evaluate(
     metrics = run_eval(
         target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out
     )
+    from oxrl.runs.console import bounds
+
     for name, value in metrics.items():
-        typer.echo(f"{name:<24}{value:.6g}")
+        if not name.endswith(ENDS):
+            typer.echo(f"{name:<24}{value:.6g}{bounds(metrics, name)}")

@@ -25,6 +25,7 @@ from oxrl.data.samples import sample_line
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
+from oxrl.entry_points import own_function
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import has_image_processor, vision_family
@@ -32,6 +33,7 @@ from oxrl.modelfiles.hub import locate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import (
+    STATISTICS,
     evaluation_metrics,
     evaluation_seed,
     in_groups,
@@ -158,6 +160,9 @@ def run_eval(
                 count = Count(tell, "responses", len(draws) * samples)
                 rollouts = replace(scored, on_finished=count.one).answer(draws)
         metrics = evaluation_metrics(rollouts, samples=samples)
+        bounds = own_function(STATISTICS, "evaluation_bounds")
+        if bounds is not None:
+            metrics |= bounds(rollouts, samples)
         if pick is not None:
             verdicts = judge(assembly, pick, in_groups(rollouts, samples))
             metrics |= picked_reward(rollouts, verdicts, samples=samples)
