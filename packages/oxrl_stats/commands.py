@@ -1,4 +1,4 @@
-"""`oxrl score`."""
+"""`oxrl score`, `oxrl compare` and `oxrl contamination`, as the command line declares them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def score(
 ) -> None:
     """Score the samples of a run with another reward; say what would have changed."""
     import_model_classes()
-    from oxrl.commands.rescore import report, run_score  # torch
+    from oxrl_stats.score import report, run_score  # torch
 
     say(report(run_score(run, overrides or [], out)))
