@@ -147,18 +147,13 @@ def run_eval(
             temperature = cfg.rollout.eval_temperature
         samples = samples or cfg.rollout.eval_samples
         assembly = Assembly(cfg)
-        with sampling_from(
+        rollouts = answers_to(
             assembly,
             path,
-            held_out=True,
             samples=samples,
             temperature=temperature,
             seed=evaluation_seed(cfg.run.seed),
-        ) as (prompts, scored):
-            draws = list(enumerate(prompts.in_order()))
-            with bars() as tell:
-                count = Count(tell, "responses", len(draws) * samples)
-                rollouts = replace(scored, on_finished=count.one).answer(draws)
+        )
         metrics = evaluation_metrics(rollouts, samples=samples)
         bounds = own_function(STATISTICS, "evaluation_bounds")
         if bounds is not None:
@@ -170,6 +165,25 @@ def run_eval(
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
             out.write_bytes(b"".join(map(encode_line, records)))
         return metrics
+
+
+def answers_to(
+    assembly: Assembly, path: str, *, samples: int, temperature: float, seed: int
+) -> list[Rollout]:
+    """Answer the held-out prompts of a file, and score the answers.
+
+    Args:
+        path: of the file.
+        samples: per prompt; they are in a row.
+        temperature, seed: of all of them.
+    """
+    with sampling_from(
+        assembly, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+    ) as (prompts, scored):
+        draws = list(enumerate(prompts.in_order()))
+        with bars() as tell:
+            count = Count(tell, "responses", len(draws) * samples)
+            return replace(scored, on_finished=count.one).answer(draws)
 
 
 def evaluation_config(

@@ -83,12 +83,12 @@ def sign_flips(of_prompts: Numbers, *, flips: int = FLIPS, seed: int = 0) -> Cha
 def _signs(prompts: int, flips: int, seed: int) -> Iterator[Numbers]:
     """Signs of all prompts, [at most 500, prompts] at a time."""
     if prompts <= MOST_TRIED:
-        yield np.array(list(product((1.0, -1.0), repeat=prompts)))
+        yield np.array(list(product((1.0, -1.0), repeat=prompts)), dtype=float)
         return
     random = np.random.default_rng(seed)
     for start in range(0, flips, AT_ONCE):
         count = min(AT_ONCE, flips - start)
-        yield 1.0 - 2.0 * random.integers(0, 2, (count, prompts))
+        yield np.where(random.integers(0, 2, (count, prompts)), 1.0, -1.0)
 
 
 class Discordant(NamedTuple):
