@@ -200,10 +200,7 @@ def evaluation_config(
     Returns:
         The configuration and the run's directory; None where the target belongs to no run.
     """
-    name = str(target)
-    model = Path(name).is_dir() or is_builtin(name)
-    on_hub = not Path(name).suffix and not Path(name).exists() and name.count("/") == 1
-    if not model and not on_hub:
+    if is_config(str(target)):
         return load_evaluation_config(target, overrides), None
     found = find_target(target, pins)
     if found.run is None:
@@ -217,6 +214,13 @@ def evaluation_config(
             "`oxrl config show` prints it for the config that the run was started with"
         )
     return load_evaluation_config(config, own), found.run
+
+
+def is_config(target: str) -> bool:
+    """True if the target of an evaluation is the file of a configuration, or meant to be one."""
+    model = Path(target).is_dir() or is_builtin(target)
+    on_hub = not Path(target).suffix and not Path(target).exists() and target.count("/") == 1
+    return not model and not on_hub
 
 
 def judge(assembly: Assembly, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:

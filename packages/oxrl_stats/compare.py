@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from oxrl.commands.evaluate import evaluation_config
+from oxrl.checkpoint.targets import find_target
+from oxrl.commands.evaluate import is_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.runs.files import Json, json_safe, pretty_json
 from oxrl_stats.evaluated import (
@@ -311,7 +312,8 @@ def ask(names: Sequence[str], asked: Asked) -> dict[str, list[Evaluated]]:
         return {"answers": [read_answers(Path(name)) for name in names]}
     with ExitStack() as pins:
         configs = configurations(names, asked, pins)
-        _, run = evaluation_config(names[0], asked.overrides, pins)
+        runs = [find_target(name, pins).run for name in names if not is_config(name)]
+        run = next(filter(None, runs), None)
         first = configs[0]
         temperature = asked.temperature
         if temperature is None:
@@ -360,7 +362,7 @@ def _told(one: Compared) -> list[str]:
         f"{noise}, equal rewards {one.equal:.3f}",
         f"  {one.names[0]:<{width}}  {one.first.text}",
         f"  {one.names[1]:<{width}}  {one.second.text}",
-        f"  {'difference':<{width}}  {one.gap.value:+.3f} [{one.gap.low:+.3f}, {one.gap.high:+.3f}]"
+        f"  {'difference':<{width}}  {one.gap.value:+z.3f} [{one.gap.low:+z.3f}, {one.gap.high:+z.3f}]"
         f"  {chances}",
         f"  {one.verdict}",
     ]
@@ -377,7 +379,7 @@ def control_verdict(found: Comparison) -> str:
         trained, of_control, left = found.pairs[place : place + 3]
         # `left` is the model before training, minus the control.
         moved = Interval(-left.gap.value, -left.gap.high, -left.gap.low)
-        ends = f"{moved.value:+.3f} [{moved.low:+.3f}, {moved.high:+.3f}]"
+        ends = f"{moved.value:+z.3f} [{moved.low:+z.3f}, {moved.high:+z.3f}]"
         if left.better == found.control:
             text = f"the control improved too, by {ends}: what it shows is not due to the reward"
         elif trained.better == trained.names[0] and of_control.better == trained.names[0]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import answers_to, evaluation_config
+from oxrl.commands.evaluate import answers_to, evaluation_config, is_config
 from oxrl.config import Config
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.hub import locate
@@ -78,6 +78,13 @@ class Asked:
     temperature: float | None = None
     seed: int | None = None
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Overrides of every configuration."""
+        # What a run was trained on need not be here any more.
+        held_out = [f"data.eval={json.dumps(name)}" for name in self.data[:1]]
+        return (*held_out, *self.overrides)
+
 
 def is_file_of_answers(name: str) -> bool:
     """True if it is what `oxrl eval --out` writes."""
@@ -86,26 +93,46 @@ def is_file_of_answers(name: str) -> bool:
 
 
 def configurations(names: Sequence[str], asked: Asked, pins: ExitStack) -> list[Config]:
-    """The configuration by which each model is evaluated; the first run's for a model without one.
+    """The configuration by which each model is evaluated.
+
+    A model of no run, and one of a run that has no reward, is evaluated as the first run is that
+    has one.
 
     Raises:
         ConfigError: two runs score or sample in different ways; names the field and both values.
     """
-    found = [evaluation_config(name, asked.overrides, pins) for name in names]
-    of_runs = [(name, cfg) for name, (cfg, run) in zip(names, found, strict=True) if run]
-    if not of_runs:
-        return [cfg for cfg, _ in found]
-    first_name, first = of_runs[0]
-    for name, cfg in of_runs[1:]:
+    configs: dict[str, Config] = {}
+    for name in names:
+        if is_config(name) or find_target(name, pins).run is not None:
+            cfg, _ = evaluation_config(name, asked.fields, pins)
+            if _has_reward(cfg):
+                configs[name] = cfg
+    if not configs:
+        return [_plain(name, asked, pins) for name in names]
+    (first_name, first), *others = configs.items()
+    for name, cfg in others:
         _refuse_other(first_name, first, name, cfg)
-    configs: list[Config] = []
-    for name, (cfg, run) in zip(names, found, strict=True):
-        if run is None:
+    for name in names:
+        if name not in configs:
             model = find_target(name, pins).model
-            own = (f"model.name={json.dumps(model)}", *asked.overrides)
-            cfg, _ = evaluation_config(first_name, own, pins)
-        configs.append(cfg)
-    return configs
+            own = (f"model.name={json.dumps(model)}", *asked.fields)
+            configs[name], _ = evaluation_config(first_name, own, pins)
+    return [configs[name] for name in names]
+
+
+def _plain(name: str, asked: Asked, pins: ExitStack) -> Config:
+    """The configuration of a model where no run says how it is evaluated."""
+    cfg, _ = evaluation_config(name, asked.fields, pins)
+    if _has_reward(cfg):
+        return cfg
+    raise ConfigError(
+        f"reward.name: nothing scores what {name} answers; write reward.name=NAME, or compare it "
+        "with a run that has a reward"
+    )
+
+
+def _has_reward(cfg: Config) -> bool:
+    return cfg.reward.exists or bool(cfg.environment.name)
 
 
 def _refuse_other(first_name: str, first: Config, name: str, cfg: Config) -> None:
