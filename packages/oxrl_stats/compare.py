@@ -362,10 +362,13 @@ def _told(one: Compared) -> list[str]:
         f"{noise}, equal rewards {one.equal:.3f}",
         f"  {one.names[0]:<{width}}  {one.first.text}",
         f"  {one.names[1]:<{width}}  {one.second.text}",
-        f"  {'difference':<{width}}  {one.gap.value:+z.3f} [{one.gap.low:+z.3f}, {one.gap.high:+z.3f}]"
-        f"  {chances}",
+        f"  {'difference':<{width}}  {_signed(one.gap)}  {chances}",
         f"  {one.verdict}",
     ]
+
+
+def _signed(found: Interval) -> str:
+    return f"{found.value:+z.3f} [{found.low:+z.3f}, {found.high:+z.3f}]"
 
 
 def control_verdict(found: Comparison) -> str:
@@ -379,7 +382,7 @@ def control_verdict(found: Comparison) -> str:
         trained, of_control, left = found.pairs[place : place + 3]
         # `left` is the model before training, minus the control.
         moved = Interval(-left.gap.value, -left.gap.high, -left.gap.low)
-        ends = f"{moved.value:+z.3f} [{moved.low:+z.3f}, {moved.high:+z.3f}]"
+        ends = _signed(moved)
         if left.better == found.control:
             text = f"the control improved too, by {ends}: what it shows is not due to the reward"
         elif trained.better == trained.names[0] and of_control.better == trained.names[0]:

@@ -97,7 +97,8 @@ def test_two_runs_are_asked_the_same_with_the_same_seeds(runs: Path, tmp_path: P
     [plain] = run_compare(["builtin:tiny", str(runs / "one")], asked).pairs
     assert plain.second == pair.first and plain.common_noise
     with pytest.raises(ConfigError, match="nothing scores what builtin:tiny answers"):
-        run_compare(["builtin:tiny", "builtin:tiny"], asked)
+        plain = Asked(data=(str(runs / "prompts.jsonl"),), samples=2)
+        run_compare(["builtin:tiny", "builtin:tiny"], plain)
 
 
 def test_several_files_are_adjusted_for_being_several(runs: Path, tmp_path: Path) -> None:
