@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import say, writable
+from oxrl.cli.console import Overrides, say, writable
 from oxrl.models.lazy_transformers import import_model_classes
 
 
@@ -91,3 +91,21 @@ def is_override(text: str) -> bool:
     """True for `section.field=value` and `~section.field`, which are no names of models."""
     field, equals, _ = text.partition("=")
     return text.startswith("~") or (bool(equals) and "." in field and not Path(text).exists())
+
+
+def contamination(
+    target: Annotated[str, typer.Argument(metavar="RUN|CONFIG", help="Whose training data.")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="The held-out file. Default: data.eval.")] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="A file of `oxrl eval --out`: rewards with and without what is found."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="Write a JSON file.")
+    ] = None,
+) -> None:
+    """Which held-out prompts stand in the training data, and in which rows?"""
+    from oxrl_stats.contamination import run_contamination, told
+
+    say(told(run_contamination(target, overrides or [], data=data, answers=answers, out=out)))
