@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
@@ -132,28 +132,44 @@ def run_eval(
             option is for rewards and there is none.
         CheckpointError: the run has no usable checkpoint.
     """
+    return evaluate_target(
+        target, overrides, samples=samples, temperature=temperature, pick=pick, out=out
+    ).metrics
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation measured, and the responses that it is of.
+
+    rollouts: `samples` in a row per prompt; none where the likelihood of given answers is measured.
+    """
+
+    metrics: Metrics
+    rollouts: list[Rollout]
+    samples: int
+
+
+def evaluate_target(
+    target: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    pick: str | None = None,
+    out: Path | None = None,
+) -> Evaluated:
+    """As `run_eval`, with the responses."""
     with ExitStack() as pins:
         cfg, run = evaluation_config(target, overrides, pins)
-        name = cfg.data.eval or cfg.data.train_files[0]
-        noted = {} if run is None else read_noted(run, DATA_FILE)
-        path = str(locate(name, noted.get(name)))
+        path = held_out_file(cfg, run)
         if cfg.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
-            return likelihood(
-                cfg,
-                path,
-                {"samples": samples, "temperature": temperature, "pick": pick, "out": out},
-            )
+            sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
+            return Evaluated(likelihood(cfg, path, sampling), [], 0)
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
         samples = samples or cfg.rollout.eval_samples
         assembly = Assembly(cfg)
-        rollouts = answers_to(
-            assembly,
-            path,
-            samples=samples,
-            temperature=temperature,
-            seed=evaluation_seed(cfg.run.seed),
-        )
+        seed = evaluation_seed(cfg.run.seed)
+        rollouts = answers_to(assembly, path, samples=samples, temperature=temperature, seed=seed)
         metrics = evaluation_metrics(rollouts, samples=samples)
         bounds = own_function(STATISTICS, "evaluation_bounds")
         if bounds is not None:
@@ -164,7 +180,14 @@ def run_eval(
         if out is not None:
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
             out.write_bytes(b"".join(map(encode_line, records)))
-        return metrics
+        return Evaluated(metrics, rollouts, samples)
+
+
+def held_out_file(cfg: Config, run: Path | None) -> str:
+    """The path of the prompts that are evaluated on: `data.eval`, `data.train` without one."""
+    name = cfg.data.eval or cfg.data.train_files[0]
+    noted = {} if run is None else read_noted(run, DATA_FILE)
+    return str(locate(name, noted.get(name)))
 
 
 def answers_to(

@@ -14,13 +14,12 @@ import numpy as np
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import answers_to, evaluation_config, is_config
+from oxrl.commands.evaluate import answers_to, evaluation_config, held_out_file, is_config
 from oxrl.config import Config
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.hub import locate
 from oxrl.recipes.scored_answers import evaluation_seed, in_groups
 from oxrl.runs.files import read_records
-from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl.types import Rollout
 from oxrl_stats.intervals import Numbers
 
@@ -155,9 +154,7 @@ def files_of(asked: Asked, cfg: Config, run: Path | None) -> list[str]:
     """The files of prompts that are asked, as they are here."""
     if asked.data:
         return [str(locate(name, None)) for name in asked.data]
-    name = cfg.data.eval or cfg.data.train_files[0]
-    noted = {} if run is None else read_noted(run, DATA_FILE)
-    return [str(locate(name, noted.get(name)))]
+    return [held_out_file(cfg, run)]
 
 
 def answered(

@@ -11,7 +11,7 @@ import numpy as np
 
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.types import Rollout
-from oxrl_stats.intervals import Interval, Numbers, bootstrap_intervals, mean_interval
+from oxrl_stats.intervals import Interval, Numbers, advice, bootstrap_intervals, mean_interval
 
 
 def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
@@ -136,3 +136,12 @@ def evaluation_bounds(rollouts: Sequence[Rollout], samples: int) -> Mapping[str,
         rollouts: `samples` in a row per prompt.
     """
     return metrics_of(figures_at_k(answers_of(rollouts, samples=samples)))
+
+
+def evaluation_advice(rollouts: Sequence[Rollout], samples: int) -> str:
+    """One sentence: how wide the interval of the mean reward is, and what would make it narrower.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+    """
+    return advice(answers_of(rollouts, samples=samples).rewards)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("agg")  # no window
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 
+from oxrl_stats.budgets import AtBudget
 from oxrl_stats.compare import Comparison
 from oxrl_stats.intervals import Interval
 
@@ -58,3 +61,35 @@ def draw_rows(rows: list[tuple[str, Interval, str]], path: Path) -> None:
         figure.tight_layout()
         figure.savefig(path, format="svg", metadata={"Date": None})
         pyplot.close(figure)
+
+
+def draw_budgets(found: Sequence[AtBudget], path: Path) -> None:
+    """Draw reward by budget, and pass@k and maj@k by tries, each with its band.
+
+    Args:
+        found: by budget.
+        path: of the SVG file.
+    """
+    largest = found[-1].at_k
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "oxrl"}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH, 3), sharey=True)
+        budgets = [one.budget for one in found]
+        _band(left, budgets, [one.reward for one in found], "reward")
+        for kind in ("pass", "maj"):
+            named = {name: told for name, told in largest.items() if name.startswith(kind)}
+            tries = [int(name.partition("@")[2]) for name in named]
+            _band(right, tries, list(named.values()), f"{kind}@k")
+        left.set_xlabel("most tokens of a response")
+        right.set_xlabel("tries k")
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _band(axes: Axes, places: Sequence[int], found: Sequence[Interval], label: str) -> None:
+    axes.plot(places, [one.value for one in found], marker="o", label=label)
+    low, high = ([one.low for one in found], [one.high for one in found])
+    axes.fill_between(places, low, high, alpha=0.2)
