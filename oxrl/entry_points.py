@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -120,6 +120,27 @@ def own_thing(kind: Kind, name: str) -> Any:
             name,
             f"{error}: install oxRL with pip, or add packages/ of its repository to PYTHONPATH",
         ) from error
+
+
+def own_function(group: str, name: str) -> Callable[..., Any] | None:
+    """Import a function of the packages beside the core.
+
+    Args:
+        group, name: of its entry point.
+
+    Returns:
+        None where nothing says that it is there: on a node that the core alone was sent to.
+
+    Raises:
+        ConfigError: a package that it needs is not installed.
+    """
+    place = own_offers(group).get(name)
+    if place is None:
+        return None
+    try:
+        return resolve_name(place)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{place}: {error}; install oxRL with pip, which brings it") from error
 
 
 def all_offers(group: str) -> list[Offer]:

@@ -288,6 +288,9 @@ class Score:
     `steps`: shares of the value that were earned at places of the text, as (characters up to there,
     share); what they leave of the value is earned at the end. `token_rewards`: the same by places
     among the tokens that the policy sampled, from 0, which a run fills in.
+
+    `answer`: what the reward read as the response's answer, which responses can vote with; no
+    record keeps it. None: the whole text.
     """
 
     value: float | None
@@ -297,6 +300,7 @@ class Score:
     statuses: Mapping[str, ScoreStatus] = field(default_factory=dict)
     steps: tuple[tuple[int, float], ...] = ()
     token_rewards: Mapping[int, float] = field(default_factory=dict)
+    answer: str | None = None
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.status == "ok"):

@@ -8,7 +8,7 @@ from typing import Any
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.given_rows import load_rows
 from oxrl.data.order import open_rows
-from oxrl.models.network import check_packing
+from oxrl.models.self_checks import check_packing
 from oxrl.recipes import offline_loop
 from oxrl.recipes.offline_loop import Learner, OfflineMachine
 from oxrl.recipes.session import Session

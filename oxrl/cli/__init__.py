@@ -33,9 +33,12 @@ class Commands(typer.core.TyperGroup):
         return super().list_commands(ctx)
 
     def _add_all(self) -> None:
-        from oxrl.cli.commands import every  # a run of `oxrl train` needs no other
+        # A run of `oxrl train` needs no other.
+        from oxrl.cli.commands import every
+        from oxrl.cli.package_commands import package_commands
 
-        self.commands = typer.main.get_group(every).commands
+        own = typer.main.get_group(every).commands
+        self.commands = {**own, **package_commands(own)}
 
 
 app = typer.Typer(

@@ -15,7 +15,6 @@ from oxrl.cli.plan import plan
 from oxrl.cli.prepare import prepare
 from oxrl.cli.replay import replay
 from oxrl.cli.report import report
-from oxrl.cli.score import score
 from oxrl.cli.train import train
 
 config_app = typer.Typer(
@@ -31,7 +30,6 @@ COMMANDS = {
     "train": train,
     "plan": plan,
     "eval": evaluate,
-    "score": score,
     "generate": generate,
     "report": report,
     "replay": replay,

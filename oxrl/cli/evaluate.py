@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from oxrl.cli.console import Out, Overrides
+from oxrl.cli.console import Out, Overrides, say, writable
+from oxrl.errors import ConfigError
 from oxrl.models.lazy_transformers import import_model_classes
+
+# Metrics that stand behind the one of which they are the interval.
+ENDS = ("_low", "_high")
 
 
 def evaluate(
@@ -29,13 +34,39 @@ def evaluate(
         str | None, typer.Option(help="Another reward: score its favorite of each prompt's.")
     ] = None,
     out: Out = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(metavar="B1,B2,...", help="Accuracy by the most tokens of a response."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", callback=writable, help="Draw --budgets, as SVG.")
+    ] = None,
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
     import_model_classes()
-    from oxrl.commands.evaluate import run_eval  # torch
+    from oxrl.commands.evaluate import evaluate_target  # torch
+    from oxrl.entry_points import own_function
+    from oxrl.recipes.scored_answers import STATISTICS
+    from oxrl.runs.console import bounds
 
-    metrics = run_eval(
+    if budgets is not None:
+        by_budget = own_function(STATISTICS, "run_budgets")
+        if by_budget is None:
+            raise ConfigError("--budgets needs the packages beside oxRL: install it with pip")
+        for option, value in (("--pick", pick), ("--out", out)):
+            if value is not None:
+                raise ConfigError(f"{option} is for one budget; leave out --budgets")
+        given = {"samples": samples, "temperature": temperature, "plot": plot}
+        say(by_budget(target, overrides or [], budgets, **given))
+        return
+    if plot is not None:
+        raise ConfigError("--plot draws what --budgets B1,B2,... measures; write that too")
+    found = evaluate_target(
         target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out
     )
-    for name, value in metrics.items():
-        typer.echo(f"{name:<24}{value:.6g}")
+    for name, value in found.metrics.items():
+        if not name.endswith(ENDS):
+            typer.echo(f"{name:<24}{value:.6g}{bounds(found.metrics, name)}")
+    advice = own_function(STATISTICS, "evaluation_advice")
+    if advice is not None and found.rollouts:
+        typer.echo(advice(found.rollouts, found.samples))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly, Limits, stop_tokens
@@ -25,6 +25,7 @@ from oxrl.data.samples import sample_line
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
+from oxrl.entry_points import own_function
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import has_image_processor, vision_family
@@ -32,6 +33,7 @@ from oxrl.modelfiles.hub import locate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import (
+    STATISTICS,
     evaluation_metrics,
     evaluation_seed,
     in_groups,
@@ -130,41 +132,81 @@ def run_eval(
             option is for rewards and there is none.
         CheckpointError: the run has no usable checkpoint.
     """
+    return evaluate_target(
+        target, overrides, samples=samples, temperature=temperature, pick=pick, out=out
+    ).metrics
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation measured, and the responses that it is of.
+
+    rollouts: `samples` in a row per prompt; none where the likelihood of given answers is measured.
+    """
+
+    metrics: Metrics
+    rollouts: list[Rollout]
+    samples: int
+
+
+def evaluate_target(
+    target: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    pick: str | None = None,
+    out: Path | None = None,
+) -> Evaluated:
+    """As `run_eval`, with the responses."""
     with ExitStack() as pins:
         cfg, run = evaluation_config(target, overrides, pins)
-        name = cfg.data.eval or cfg.data.train_files[0]
-        noted = {} if run is None else read_noted(run, DATA_FILE)
-        path = str(locate(name, noted.get(name)))
+        path = held_out_file(cfg, run)
         if cfg.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
-            return likelihood(
-                cfg,
-                path,
-                {"samples": samples, "temperature": temperature, "pick": pick, "out": out},
-            )
+            sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
+            return Evaluated(likelihood(cfg, path, sampling), [], 0)
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
         samples = samples or cfg.rollout.eval_samples
         assembly = Assembly(cfg)
-        with sampling_from(
-            assembly,
-            path,
-            held_out=True,
-            samples=samples,
-            temperature=temperature,
-            seed=evaluation_seed(cfg.run.seed),
-        ) as (prompts, scored):
-            draws = list(enumerate(prompts.in_order()))
-            with bars() as tell:
-                count = Count(tell, "responses", len(draws) * samples)
-                rollouts = replace(scored, on_finished=count.one).answer(draws)
+        seed = evaluation_seed(cfg.run.seed)
+        rollouts = answers_to(assembly, path, samples=samples, temperature=temperature, seed=seed)
         metrics = evaluation_metrics(rollouts, samples=samples)
+        bounds = own_function(STATISTICS, "evaluation_bounds")
+        if bounds is not None:
+            metrics |= bounds(rollouts, samples)
         if pick is not None:
             verdicts = judge(assembly, pick, in_groups(rollouts, samples))
             metrics |= picked_reward(rollouts, verdicts, samples=samples)
         if out is not None:
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
             out.write_bytes(b"".join(map(encode_line, records)))
-        return metrics
+        return Evaluated(metrics, rollouts, samples)
+
+
+def held_out_file(cfg: Config, run: Path | None) -> str:
+    """The path of the prompts that are evaluated on: `data.eval`, `data.train` without one."""
+    name = cfg.data.eval or cfg.data.train_files[0]
+    noted = {} if run is None else read_noted(run, DATA_FILE)
+    return str(locate(name, noted.get(name)))
+
+
+def answers_to(
+    assembly: Assembly, path: str, *, samples: int, temperature: float, seed: int
+) -> list[Rollout]:
+    """Answer the held-out prompts of a file, and score the answers.
+
+    Args:
+        path: of the file.
+        samples: per prompt; they are in a row.
+        temperature, seed: of all of them.
+    """
+    with sampling_from(
+        assembly, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+    ) as (prompts, scored):
+        draws = list(enumerate(prompts.in_order()))
+        with bars() as tell:
+            count = Count(tell, "responses", len(draws) * samples)
+            return replace(scored, on_finished=count.one).answer(draws)
 
 
 def evaluation_config(
@@ -181,10 +223,7 @@ def evaluation_config(
     Returns:
         The configuration and the run's directory; None where the target belongs to no run.
     """
-    name = str(target)
-    model = Path(name).is_dir() or is_builtin(name)
-    on_hub = not Path(name).suffix and not Path(name).exists() and name.count("/") == 1
-    if not model and not on_hub:
+    if is_config(str(target)):
         return load_evaluation_config(target, overrides), None
     found = find_target(target, pins)
     if found.run is None:
@@ -198,6 +237,13 @@ def evaluation_config(
             "`oxrl config show` prints it for the config that the run was started with"
         )
     return load_evaluation_config(config, own), found.run
+
+
+def is_config(target: str) -> bool:
+    """True if the target of an evaluation is the file of a configuration, or meant to be one."""
+    model = Path(target).is_dir() or is_builtin(target)
+    on_hub = not Path(target).suffix and not Path(target).exists() and target.count("/") == 1
+    return not model and not on_hub
 
 
 def judge(assembly: Assembly, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from oxrl.config.checks.engines import (
@@ -25,7 +25,7 @@ from oxrl.config.checks.usual import (
 from oxrl.config.given import apply_overrides
 from oxrl.config.load import checked, read_with_overrides
 from oxrl.config.schema import Config, FieldValues
-from oxrl.config.source import Problem, Problems, Source, at, read_source
+from oxrl.config.source import Problems, Source, at
 
 # Sections that may be set whatever the training algorithm reads.
 EVALUATED = (
@@ -82,39 +82,6 @@ def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
     if "data.eval" in source.values:
         source.values.setdefault("data.train", source.values["data.eval"])
     return checked(source, _problems, EVALUATED)
-
-
-def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
-    """The configuration of a run with another reward, to score what was sampled.
-
-    Args:
-        path: of the run.
-        overrides: of `reward`; a name or parts take the place of the run's own, with its options.
-
-    Raises:
-        ConfigError: lists every problem with its place, field, value and rule.
-    """
-    source = read_source(path)
-    if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
-        for field in ("reward.name", "reward.parts", "reward.options"):
-            source.values.pop(field, None)
-    for override in overrides:
-        if not override.removeprefix("~").startswith("reward."):
-            source.wrong(
-                override.partition("=")[0],
-                "is not what scores: only reward.FIELD=VALUE can be given here",
-                f"override '{override}'",
-            )
-    apply_overrides(source, overrides)
-    return checked(source, _reward_problems, EVALUATED)
-
-
-def _reward_problems(cfg: Config) -> Iterator[Problem]:
-    if not cfg.reward.exists:
-        yield Problem(
-            "reward.name", "is required: the run has no reward of its own; write reward.name=NAME"
-        )
-    yield from check_reward(cfg)
 
 
 def _problems(cfg: Config) -> Problems:

@@ -5,8 +5,6 @@ Any module with `backbone` and `head` will do.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from inspect import signature
 from typing import Any, Protocol, cast
 from weakref import WeakSet
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oxrl.errors import ConfigError, DataError, EngineError
+from oxrl.errors import DataError, EngineError
 from oxrl.functional.logprobs import (
     Head,
     bootstrap_positions,
@@ -242,35 +240,6 @@ def _last_hidden(decoder: nn.Module, batch: TokenBatch) -> Tensor:
         positions["position_ids"] = batch.position_ids
     output = decoder(input_ids=batch.tokens, attention_mask=None, use_cache=False, **positions)
     return output.last_hidden_state
-
-
-@torch.no_grad()
-def check_packing(model: PreTrainedModel) -> None:
-    """Make sure that packed examples do not see each other: positions alone keep them apart.
-
-    Raises:
-        ConfigError: what the model says of an example depends on the one before it in its row.
-    """
-    taken = signature(model.base_model.forward).parameters
-    if "position_ids" in taken and not _leaks(model):
-        return
-    raise ConfigError(
-        f"data.pack_tokens: {type(model).__name__} leaks state from one example of a packed row to "
-        "the next, which position ids cannot prevent (a recurrent state, or attention without "
-        "positions); leave data.pack_tokens out"
-    )
-
-
-def _leaks(model: PreTrainedModel) -> bool:
-    """True if the first of two packed examples changes what the model computes for the second."""
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
-    second: list[Tensor] = []
-    for first in ([1, 2, 3], [4, 5, 6]):
-        tokens = torch.tensor([[*first, 7, 8, 9]], device=model.device)
-        packed = replace(unpadded(tokens), position_ids=positions)
-        second.append(_last_hidden(model.base_model, packed)[:, 3:].float())
-    difference = (second[0] - second[1]).abs().max()
-    return bool(difference > 1e-3 * second[0].abs().max())
 
 
 def token_model(model: nn.Module) -> TokenModel:

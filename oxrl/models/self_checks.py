@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from hashlib import sha256
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ from torch.nn import Module
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oxrl.data.batching import to_token_batch
-from oxrl.errors import RunDirectoryError
+from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.folder import family_of
-from oxrl.models.network import CausalNetwork
+from oxrl.models.network import CausalNetwork, unpadded, vocabulary_of
 from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused
 from oxrl.runs.files import read_json, write_atomically
 from oxrl.types import TokenBatch
@@ -70,6 +72,12 @@ VOCABULARY = 64
 MOST_OFF = 1e-5
 # In lower precision plain rows are off as well: prompts read once may be off by so much more.
 MOST_TIMES = 2.0
+# Tokens of each of two texts that must not see each other: longer than convolutions, and than most
+# windows of a small model.
+APART = 48
+# By how much the second may move when the first is changed, in shares of its largest hidden state.
+LEAK = 1e-5
+LOW_PRECISION_LEAK = 2e-2
 # Of a whole model, the largest difference of hidden states, relative to the largest of them.
 TOLERANCE = 1e-4
 LOW_PRECISION_TOLERANCE = 3e-2
@@ -300,30 +308,112 @@ def remembered_trial(config: PreTrainedConfig, dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Make sure that packed examples do not see each other: positions alone keep them apart.
+
+    Raises:
+        ConfigError: what the model says of an example depends on the one before it in its row.
+    """
+    network = CausalNetwork(model)
+    positions = torch.arange(APART, device=model.device).repeat(2)[None]
+
+    def read(tokens: Tensor) -> Tensor:
+        return network.backbone(replace(unpadded(tokens[None]), position_ids=positions))[0]
+
+    taken = signature(model.base_model.forward).parameters
+    if "position_ids" in taken and leak(read, model, shared=0) is None:
+        return
+    raise ConfigError(
+        f"data.pack_tokens: {type(model).__name__} leaks state from one example of a packed row to "
+        "the next, which position ids cannot prevent (a recurrent state, a convolution, or "
+        "attention without positions); leave data.pack_tokens out"
+    )
+
+
+@torch.no_grad()
 def check_sharing(model: PreTrainedModel) -> None:
-    """Make sure that rows computed together are what they are one by one.
+    """Make sure that responses whose prompt is read once do not see each other, and are what they
+    are one by one.
 
     Raises:
         SharingRefused: they are not: the model carries something from token to token that is not
             attention, or attends in a way that is not known here.
     """
-    batch = trial_rows().to(model.device)
-    real = batch.attention_mask
-    plain = CausalNetwork(model).backbone(batch)[real].float()
+    network = SharedPrefixNetwork(model)
+    plain = CausalNetwork(model)
+    name = type(model).__name__
+    shared = APART // 3
+
+    def rows_of(tokens: Tensor) -> TokenBatch:
+        """Two responses of one prompt, a row each."""
+        prompt, first, second = tokens.tensor_split([shared, shared + APART])
+        batch = unpadded(torch.stack([torch.cat([prompt, one]) for one in (first, second)]))
+        sampled = torch.arange(shared + APART, device=model.device) >= shared
+        return replace(batch, response_mask=sampled.expand(2, -1))
+
+    def read(tokens: Tensor) -> Tensor:
+        first, second = network.backbone(rows_of(tokens))
+        return torch.cat([first, second[shared:]])
+
     try:
-        shared = SharedPrefixNetwork(model).backbone(batch)[real].float()
+        off = leak(read, model, shared=shared)
+        tokens = two_texts(model, shared)
+        alone = plain.backbone(rows_of(tokens))[1, shared:].float()
+        together = read(tokens)[-APART:].float()
     except TypeError as error:
         raise SharingRefused(
-            f"train.share_prefix: {type(model).__name__} does not pass the prefix layout to its "
-            f"attention ({error}); set it to false"
+            f"train.share_prefix: {name} does not pass the prefix layout to its attention "
+            f"({error}); set it to false"
         ) from error
-    difference = float((plain - shared).abs().max() / plain.abs().max())
-    limit = (
-        TOLERANCE if next(model.parameters()).dtype == torch.float32 else LOW_PRECISION_TOLERANCE
-    )
+    if off is not None:
+        raise SharingRefused(
+            f"train.share_prefix: what {name} computes for a response changes by {off:.2g} of the "
+            "largest with the response before it, whose prompt it shares; set it to false"
+        )
+    difference = float((together - alone).abs().max() / alone.abs().max())
+    limit = TOLERANCE if weight_dtype(model) == torch.float32 else LOW_PRECISION_TOLERANCE
     if difference > limit:
         raise SharingRefused(
-            f"train.share_prefix: hidden states of {type(model).__name__} differ by "
-            f"{difference:.2g} of the largest with and without the shared prefix, above "
-            f"{limit:g}; set it to false"
+            f"train.share_prefix: hidden states of {name} differ by {difference:.2g} of the "
+            f"largest with and without the shared prefix, above {limit:g}; set it to false"
         )
+
+
+def leak(read: Callable[[Tensor], Tensor], model: PreTrainedModel, *, shared: int) -> float | None:
+    """Tell whether one text changes what a model computes for the next, which may not see it.
+
+    Every token of the first is changed. The texts are long enough for windows and convolutions.
+
+    Args:
+        read: [n] tokens to [n, H] hidden states.
+        model: whose they are.
+        shared: tokens that stand before both texts, which both may see.
+
+    Returns:
+        How far the second moves, in shares of its largest hidden state; None where that is rounding
+        alone.
+    """
+    tokens = two_texts(model, shared)
+    others = tokens.clone()
+    others[shared : shared + APART] += 1
+    before = read(tokens)[-APART:].float()
+    largest = before.abs().max()
+    moved = float((read(others)[-APART:].float() - before).abs().max() / largest)
+    if weight_dtype(model) == torch.float32:
+        return moved if moved > LEAK else None
+    own = tokens.clone()
+    own[-APART] += 1
+    by_own = float((read(own)[-APART:].float() - before).abs().max() / largest)
+    return moved if moved > LOW_PRECISION_LEAK or moved > by_own / 2 else None
+
+
+def two_texts(model: PreTrainedModel, shared: int) -> Tensor:
+    """[shared + 2 * APART] tokens of two texts with the same beginning."""
+    count = shared + 2 * APART
+    vocabulary = vocabulary_of(model) or count
+    return torch.arange(count, device=model.device) * 7 % (vocabulary - 2)
+
+
+def weight_dtype(model: PreTrainedModel) -> torch.dtype:
+    """What its weights are kept in."""
+    return next(model.parameters()).dtype

@@ -11,11 +11,13 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from oxrl.data.batching import how_it_ended
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import OnFinished, generate, ignore
+from oxrl.entry_points import own_function
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.recipes.session import Session
 from oxrl.rewards.pools import GroupScorer
@@ -26,6 +28,8 @@ from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 
 Item = TypeVar("Item")
+# Entry points of functions that say how sure the figures of an evaluation are.
+STATISTICS = "oxrl.statistics"
 # Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
 TOLD_EVERY_S = 1.0
 
@@ -81,8 +85,8 @@ def evaluation_seed(run_seed: int) -> int:
 
 
 def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
-    """Mean reward, pass@k and best@k for k = 1, 2, 4 ... of the prompts whose responses all have a
-    score.
+    """Mean reward with its interval, pass@k and best@k for k = 1, 2, 4 ... of the prompts whose
+    responses all have a score.
 
     `eval/errors` are responses without a score; the mean is NaN where every prompt has one of them.
 
@@ -97,6 +101,7 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
     count = max(len(rollouts), 1)
     metrics = {
         "eval/reward": float(rewards.mean()),
+        **reward_bounds(rewards),
         "eval/responses": float(len(rollouts)),
         "eval/errors": float(values.count(None)),
         "eval/length_mean": sum(lengths) / count,
@@ -112,6 +117,19 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
         metrics[f"eval/best@{k}"] = float(best_at_k(rewards, k=k).mean())
         k *= 2
     return metrics
+
+
+def reward_bounds(rewards: Tensor) -> Metrics:
+    """Between which two numbers the mean reward likely is, at 95 %.
+
+    Args:
+        rewards: [prompts, samples] float64.
+
+    Returns:
+        `eval/reward_low`, `eval/reward_high`; nothing on a node without the package that says it.
+    """
+    bounds = own_function(STATISTICS, "reward_bounds")
+    return {} if bounds is None or not rewards.numel() else bounds(rewards.numpy())
 
 
 class Evaluation(NamedTuple):

@@ -146,24 +146,32 @@ function overview(data) {
 }
 
 const charts = [];
+// Of metrics that are the ends of the interval of another one, and no curves of their own.
+const ENDS = ["_low", "_high"];
+function isEnd(name, metrics) { return ENDS.some((end) => name.endsWith(end) && metrics[name.slice(0, -end.length)]); }
 // What a chart shows, for the screen and for its files: steps, and curves of a label, a colour and values, some with a band.
 function chartOf(name, data, { log = false, smooth = 0, mean = false } = {}) {
   const having = (places) => places.filter((place) => data.runs[place].metrics[name]);
   const groups = (mean ? seedGroups(data) : data.runs.map((_, place) => [place])).map(having).filter((places) => places.length);
   const steps = [...new Set(groups.flat().flatMap((place) => data.runs[place].metrics.step))].sort((a, b) => a - b);
   const at = new Map(steps.map((step, index) => [step, index]));
-  const spread = (place) => {
+  const spread = (place, metric = name) => {
     const run = data.runs[place], values = Array(steps.length).fill(null);
-    soften(run.metrics[name], smooth, log).forEach((value, index) => { values[at.get(run.metrics.step[index])] = value; });
+    soften(run.metrics[metric], smooth, log).forEach((value, index) => { values[at.get(run.metrics.step[index])] = value; });
     return values;
   };
   const lines = groups.map((places) => {
-    const color = COLORS[places[0] % COLORS.length], each = places.map(spread);
+    const color = COLORS[places[0] % COLORS.length], each = places.map((place) => spread(place));
     const label = data.runs.length > 1 ? data.runs[places[0]].name : name;
+    const band = places.length === 1 && ENDS.map((end) => name + end);
+    if (band && band.every((end) => data.runs[places[0]].metrics[end])) {
+      const [low, high] = band.map((end) => spread(places[0], end));
+      return { label, color, values: each[0], low, high, edges: ["upper end of 95 %", "lower end of 95 %"] };
+    }
     if (places.length === 1) return { label, color, values: each[0] };
     const found = steps.map((_, index) => each.map((values) => values[index]).filter((value) => value !== null)).map((values) => values.length ? spreadOf(values) : null);
     const shifted = (sign) => found.map((pair) => pair === null || (log && pair[0] + sign * pair[1] <= 0) ? null : pair[0] + sign * pair[1]);
-    return { label: `${label}, mean of ${places.length} seeds`, color, values: shifted(0), low: shifted(-1), high: shifted(1) };
+    return { label: `${label}, mean of ${places.length} seeds`, color, values: shifted(0), low: shifted(-1), high: shifted(1), edges: ["plus deviation", "minus deviation"] };
   });
   return { name, steps, lines, log };
 }
@@ -171,10 +179,10 @@ const HIGH = 230, LOW = 175;
 function drawChart(box, chart, small = false) {
   const ink = getComputedStyle(document.body).color;
   const series = [{ label: "step" }], tables = [chart.steps], bands = [];
-  for (const { label, color, values, low, high } of chart.lines) {
+  for (const { label, color, values, low, high, edges } of chart.lines) {
     series.push({ label, stroke: color, width: 1.5, spanGaps: true, points: { show: chart.steps.length < 40 }, value: (_, value) => number(value) });
     tables.push(values);
-    for (const [edge, told] of low ? [[high, "+ deviation"], [low, "− deviation"]] : []) {
+    for (const [edge, told] of low ? [[high, edges[0]], [low, edges[1]]] : []) {
       series.push({ label: told, stroke: color + "66", width: 1, spanGaps: true, points: { show: false }, value: (_, value) => number(value) });
       tables.push(edge);
     }
@@ -199,7 +207,7 @@ function save(chart, kind, text) {
 }
 function csvOf(chart) {
   const cell = (value) => value === null ? "" : typeof value === "number" ? String(Number(value.toPrecision(10))) : /[",\r\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
-  const columns = chart.lines.flatMap(({ label, values, low, high }) => low ? [[label, values], [`${label}, minus deviation`, low], [`${label}, plus deviation`, high]] : [[label, values]]);
+  const columns = chart.lines.flatMap(({ label, values, low, high, edges }) => low ? [[label, values], [`${label}, ${edges[1]}`, low], [`${label}, ${edges[0]}`, high]] : [[label, values]]);
   const rows = chart.steps.map((step, index) => [step, ...columns.map(([, values]) => values[index])]);
   return [["step", ...columns.map(([label]) => label)], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
@@ -254,7 +262,7 @@ function soften(values, smooth, log) {
     return log && mean <= 0 ? null : mean;
   });
 }
-function namesOf(data) { return [...new Set(data.runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) => name !== "step").sort(); }
+function namesOf(data) { return [...new Set(data.runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) => name !== "step" && !data.runs.some((run) => isEnd(name, run.metrics))).sort(); }
 function figureOf(name) { const box = make("figure", { "data-name": name, tabindex: 0 }); return box; }
 function mainNames(data) {
   const names = namesOf(data), kinds = MAIN.filter((name) => names.includes(name) && !(name === "update/loss" && data.runs.every((run) => run.metrics["reward/mean"])));

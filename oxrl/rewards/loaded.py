@@ -134,8 +134,14 @@ def _to_score(value: object) -> Score:
     if wrong:
         needed = "a number of characters and a finite number"
         raise ValueError(f"{wrong[0]} in steps, each of which needs {needed}")
-    reason = capped(score.reason, MOST_REASON)
-    return dataclasses.replace(score, value=number, parts=parts, reason=reason, steps=steps)
+    return dataclasses.replace(
+        score,
+        value=number,
+        parts=parts,
+        reason=capped(score.reason, MOST_REASON),
+        steps=steps,
+        answer=None if score.answer is None else capped(score.answer, MOST_REASON),
+    )
 
 
 def find_reward(name: str, options: Objects | None = None) -> LoadedReward:

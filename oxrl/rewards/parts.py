@@ -111,6 +111,7 @@ def combined(
     terms: list[float] = []
     steps: list[tuple[int, float]] = []
     failed: list[ScoreStatus] = []
+    answers = [score.answer for score in scores.values() if score.answer is not None]
     for name, score in scores.items():
         statuses[name] = score.status
         if score.reason:
@@ -145,6 +146,7 @@ def combined(
         reason=reason,
         statuses=statuses,
         steps=tuple(steps),
+        answer=answers[0] if answers else None,  # that of the first part that reads one
     )
 
 

@@ -419,7 +419,7 @@ def score_of(fields: Json) -> Score:
     """One score from its fields.
 
     Args:
-        fields: `value`, `status`, `reason`, `parts` and `steps`, as JSON has them.
+        fields: `value`, `status`, `reason`, `parts`, `steps` and `answer`, as JSON has them.
 
     Returns:
         The score; a long reason is cut.
@@ -437,7 +437,17 @@ def score_of(fields: Json) -> Score:
     steps = tuple((int(end), float(share)) for end, share in fields["steps"])
     if not all(math.isfinite(share) for _, share in steps):
         raise ValueError("the reward of a step is not finite")
-    return Score(value=value, status=fields["status"], parts=parts, reason=reason, steps=steps)
+    answer = fields["answer"]
+    if answer is not None:
+        answer = capped(answer, 2 * MOST_REASON)
+    return Score(
+        value=value,
+        status=fields["status"],
+        parts=parts,
+        reason=reason,
+        steps=steps,
+        answer=answer,
+    )
 
 
 def users_pool(

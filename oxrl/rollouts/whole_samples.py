@@ -129,7 +129,7 @@ def _response(rollout: Rollout) -> Json:
         "sample": rollout.sample,
         "seed": rollout.seed,
         "completion": rollout.completion,
-        "score": rollout.score,
+        "score": {name: value for name, value in vars(rollout.score).items() if name != "answer"},
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import sys
 from collections import deque
@@ -217,9 +218,21 @@ def _columns(metrics: Metrics) -> Iterator[str]:
     for label, keys, form in COLUMNS:
         values = [metrics[key] for key in keys if key in metrics]
         if values and not (label == "loss" and REWARD in metrics):
-            yield f"{label} {values[0]:{form}}"
+            yield f"{label} {values[0]:{form}}{bounds(metrics, keys[0])}"
         if label == "reward":
             yield from _part_columns(metrics)
+
+
+def bounds(metrics: Metrics, name: str) -> str:
+    """Return the interval of a metric, as in " [0.824, 0.868]"; nothing where none is known.
+
+    Args:
+        metrics: of a step or an evaluation.
+        name: of the one; its ends have `_low` and `_high` behind it.
+    """
+    low = metrics.get(f"{name}_low", math.nan)
+    high = metrics.get(f"{name}_high", math.nan)
+    return "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
 
 
 def _part_columns(metrics: Metrics) -> list[str]:

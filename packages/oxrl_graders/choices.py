@@ -60,8 +60,9 @@ def choice_reward(response: str, answer: object) -> Score:
         found = letters.pop() if len(letters) == 1 else ""
         wanted = gold[1].upper()
     if found == wanted:
-        return Score(value=1.0)
-    return Score(value=0.0, reason=f"read {found[:80]!r}, expected {wanted[:80]!r}")
+        return Score(value=1.0, answer=found)
+    reason = f"read {found[:80]!r}, expected {wanted[:80]!r}"
+    return Score(value=0.0, reason=reason, answer=found)
 
 
 def final_words(response: str) -> str:

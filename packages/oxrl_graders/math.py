@@ -204,11 +204,13 @@ def math_reward(response: str, answer: object) -> Score:
         reason = f"cannot compare with the ground truth {gold!r}: {error}"
         return Score(value=None, status="timeout", reason=reason)
     if equal:
-        return Score(value=1.0)
+        # Equal answers are one vote, however they are written.
+        return Score(value=1.0, answer=gold)
     read = repr(final.text[-80:])
     if equal is None:
         return Score(value=0.0, reason=f"no answer found in {read}")
-    return Score(value=0.0, reason=f"read {read}, expected {gold[-80:]!r}")
+    reason = f"read {read}, expected {gold[-80:]!r}"
+    return Score(value=0.0, reason=reason, answer=final.text)
 
 
 def _gold_text(answer: object) -> str | None:

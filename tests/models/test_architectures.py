@@ -16,7 +16,7 @@ from oxrl.engines.sample.cached import CachedSampler, VisionSampler
 from oxrl.engines.sample.local import FAST, LocalSampler, module_sampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.errors import ConfigError
-from oxrl.models.network import check_packing
+from oxrl.models.self_checks import check_packing
 from support.architectures import FAMILIES, UNPACKABLE, tiny
 from support.samplers import TOKENIZER, largest, make_requests, trainer_logprobs
 

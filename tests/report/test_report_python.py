@@ -257,3 +257,27 @@ def test_the_files_of_a_chart_have_its_numbers_means_and_titles(tmp_path: Path) 
     (svg,) = re.findall("<svg.*?</svg>", dom, re.DOTALL)
     assert "optimizer step" in svg and "reward (reward/mean)" in svg and "&lt;0, mean of" in svg
     assert svg.count("<polyline") == 2 and svg.count("<polygon") == 1
+
+
+INTERVALS = """
+const runs = [{ name: "a", config: [], metrics: { step: [1, 2], "eval/reward": [0.5, 0.75], "eval/reward_low": [0.25, 0.5], "eval/reward_high": [0.625, 1] } }];
+const chart = chartOf("eval/reward", { runs });
+document.body.innerHTML = svgOf(chart);
+document.body.append(make("pre", {}, csvOf(chart)), make("code", {}, namesOf({ runs }).join(" ")));
+"""
+
+
+@needs_browser
+def test_a_curve_has_the_band_of_its_interval_and_no_curves_of_the_ends(tmp_path: Path) -> None:
+    folder = Path(notebook.__file__).parent
+    scripts = [(folder / name).read_text() for name in ("uPlot.iife.min.js", "report.js")]
+    file = tmp_path / "charts.html"
+    tags = "".join(f"<script>{script}</script>" for script in [*scripts, INTERVALS])
+    file.write_text(f"<html><body></body>{tags}</html>")
+    _, dom = opened(file)
+    (csv,) = re.findall("<pre>(.*?)</pre>", dom, re.DOTALL)
+    head, *rows = csv.strip().splitlines()
+    ends = ['"eval/reward, lower end of 95 %"', '"eval/reward, upper end of 95 %"']
+    assert head == ",".join(["step", "eval/reward", *ends])
+    assert rows == ["1,0.5,0.25,0.625", "2,0.75,0.5,1"]
+    assert "<code>eval/reward</code>" in dom and dom.count("<polygon") == 1

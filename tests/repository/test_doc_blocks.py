@@ -73,7 +73,7 @@ NOT_EXECUTED = {
     ("docs/run_directory.md", '{"step": 1'): "shortened",
     ("docs/run_directory.md", "reference: none"): "a picture: tests/runs/test_console.py",
     ("docs/vision.md", "oxrl prepare visual"): "needs NLVR: tests/data",
-    ("docs/rewards.md", "oxrl score"): "a run of parts: tests/commands/test_rescore.py",
+    ("docs/rewards.md", "oxrl score"): "a run of parts: tests/packages/test_score.py",
     ("docs/extend.md", "train:"): "tests/usercode/test_extension.py runs it",
     ("docs/extend.md", "[project.entry-points"): "tests/test_plug_ins.py offers all of it",
     ("docs/reading_path.md", "recipes/rl.py"): "a list of files: tests/repository/test_house.py",

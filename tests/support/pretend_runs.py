@@ -367,7 +367,7 @@ def replayed(folder: Path) -> Any:
 
 def scored_again(folder: Path) -> Any:
     """By a reward model, on the device."""
-    from oxrl.commands.rescore import run_score
+    from oxrl_stats.score import run_score
 
     train = {"alg_name": "reward_model", "lr": 1e-3}
     _run(preference_config(folder, "rm", [*SAME, "run.steps=2"], train=train))

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from oxrl.cli import app
-from oxrl.commands.rescore import Comparison, Rescored, ranks, report, run_score
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.rollouts.stored import recorded_completion, stored_groups
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
+from oxrl_stats.score import Comparison, Rescored, ranks, report, run_score
 from support.small_runs import rl_config
 
 REWARDS = """

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from pathlib import Path
 
+import numpy as np
+
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.reward_pools import build_rewards
-from oxrl.config.load_evaluation import load_reward_config
+from oxrl.config import Config
+from oxrl.config.checks.usual import check_reward
+from oxrl.config.given import apply_overrides
+from oxrl.config.load import checked
+from oxrl.config.load_evaluation import EVALUATED
+from oxrl.config.source import Problem, read_source
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.pools import GroupScorer
@@ -20,6 +27,8 @@ from oxrl.runs.checkpoints import is_run
 from oxrl.runs.files import encode_line
 from oxrl.runs.waiting import Patience
 from oxrl.types import Score
+from oxrl_stats.intervals import Interval
+from oxrl_stats.paired import difference
 
 # Groups that the reward gets at once: enough for its workers, few enough to hold.
 AT_ONCE = 64
@@ -145,6 +154,39 @@ def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None
     return found
 
 
+def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
+    """The configuration of a run with another reward, to score what was sampled.
+
+    Args:
+        path: of the run.
+        overrides: of `reward`; a name or parts take the place of the run's own, with its options.
+
+    Raises:
+        ConfigError: lists every problem with its place, field, value and rule.
+    """
+    source = read_source(path)
+    if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
+        for reward_field in ("reward.name", "reward.parts", "reward.options"):
+            source.values.pop(reward_field, None)
+    for override in overrides:
+        if not override.removeprefix("~").startswith("reward."):
+            source.wrong(
+                override.partition("=")[0],
+                "is not what scores: only reward.FIELD=VALUE can be given here",
+                f"override '{override}'",
+            )
+    apply_overrides(source, overrides)
+    return checked(source, _reward_problems, EVALUATED)
+
+
+def _reward_problems(cfg: Config) -> Iterator[Problem]:
+    if not cfg.reward.exists:
+        yield Problem(
+            "reward.name", "is required: the run has no reward of its own; write reward.name=NAME"
+        )
+    yield from check_reward(cfg)
+
+
 def sample_fields(one: Rescored) -> dict[str, object]:
     """A line of the file that `--out` names."""
     line = one.line
@@ -166,6 +208,19 @@ def sample_fields(one: Rescored) -> dict[str, object]:
     return fields
 
 
+def mean_difference(samples: Sequence[Rescored]) -> Interval:
+    """New minus recorded reward, over groups.
+
+    Args:
+        samples: those with both rewards.
+    """
+    groups: dict[tuple[int, int], list[float]] = {}
+    for one in samples:
+        place = (one.line["step"], one.line["draw"])
+        groups.setdefault(place, []).append(one.difference or 0.0)
+    return difference(np.array([mean(values) for values in groups.values()]))
+
+
 def report(found: Comparison) -> str:
     """The comparison in lines of text."""
     samples = found.samples
@@ -185,6 +240,8 @@ def report(found: Comparison) -> str:
         if before or now or outcome == "ok":
             lines.append(f"{outcome:<24}{before:>14}{now:>14}")
     lines.append(f"{'mean of those with both':<24}{mean(scored):>14.6g}{mean(rescored):>14.6g}")
+    if both:
+        lines.append(f"{'mean difference':<24}{mean_difference(both).text:>28}")
     lines.append(f"{'groups that differ':<24}{found.teaching:>14}{found.now_teaching:>14}")
     lines += [
         "",

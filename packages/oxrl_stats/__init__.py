@@ -1,0 +1,1 @@
+"""What an evaluation says, and how sure it is: intervals, comparisons, contamination."""

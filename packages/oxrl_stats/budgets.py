@@ -1,0 +1,171 @@
+"""`oxrl eval --budgets`: what a model gets right with fewer tokens, and with fewer tries.
+
+It answers once, with the largest budget. With a smaller one it would have written the same up to
+there, as the noise of a token does not depend on what may follow; so an answer that is longer is
+cut there, and counts for what it says so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oxrl.assembly.answered import sampling_from
+from oxrl.assembly.assembly import Assembly
+from oxrl.commands.evaluate import evaluation_config, held_out_file
+from oxrl.config import Config
+from oxrl.data.chat import reply_text
+from oxrl.engines.sample.sampler import generate
+from oxrl.errors import ConfigError
+from oxrl.recipes.scored_answers import evaluation_seed
+from oxrl.rollouts.sync import make_requests, score_groups
+from oxrl.runs.waiting import Patience
+from oxrl.types import Completion, Request, Rollout
+from oxrl_stats.evaluation import answers_of, figures_at_k
+from oxrl_stats.intervals import Interval, mean_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtBudget:
+    """What a model got with a budget.
+
+    budget: most tokens of a response. reward: the mean. cut: share of responses that were longer.
+    at_k: pass@k, best@k and maj@k by their names.
+    """
+
+    budget: int
+    reward: Interval
+    cut: float
+    at_k: dict[str, Interval]
+
+
+def read_budgets(text: str) -> list[int]:
+    """Numbers of tokens, from small to large, as `64,128,256`.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        budgets = [int(part) for part in text.split(",")]
+    except ValueError:
+        budgets = []
+    rising = all(one < other for one, other in zip(budgets, budgets[1:], strict=False))
+    if not budgets or budgets[0] < 1 or not rising:
+        raise ConfigError(
+            f"--budgets {text}: write numbers of tokens that rise, such as --budgets 64,128,256"
+        )
+    return budgets
+
+
+def run_budgets(
+    target: str,
+    overrides: Sequence[str],
+    budgets: str,
+    *,
+    samples: int | None,
+    temperature: float | None,
+    plot: Path | None = None,
+) -> str:
+    """Evaluate once, and tell the figures by the budget of a response.
+
+    Args:
+        target, overrides, samples, temperature: as of `oxrl eval`.
+        budgets: as `read_budgets` takes them.
+        plot: draw the curves there, as SVG.
+
+    Returns:
+        A table in lines of text.
+
+    Raises:
+        ConfigError: the config cannot be evaluated so.
+    """
+    limits = read_budgets(budgets)
+    with ExitStack() as pins:
+        longest = (f"rollout.max_tokens={limits[-1]}", *overrides)
+        cfg, run = evaluation_config(target, longest, pins)
+        if cfg.environment.name:
+            raise ConfigError(
+                "--budgets is for prompts with one response; a turn of an episode that is cut "
+                "would have led to another one: change rollout.max_tokens instead"
+            )
+        if not cfg.reward.exists:
+            raise ConfigError("--budgets: nothing scores the responses; write reward.name=NAME")
+        found = _measured(cfg, held_out_file(cfg, run), limits, samples, temperature)
+    if plot is not None:
+        from oxrl_stats.plots import draw_budgets  # matplotlib
+
+        draw_budgets(found, plot)
+    return table(found)
+
+
+def _measured(
+    cfg: Config, path: str, limits: Sequence[int], samples: int | None, temperature: float | None
+) -> list[AtBudget]:
+    assembly = Assembly(cfg)
+    samples = samples or cfg.rollout.eval_samples
+    if temperature is None:
+        temperature = cfg.rollout.eval_temperature
+    seed = evaluation_seed(cfg.run.seed)
+    with sampling_from(
+        assembly, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+    ) as (prompts, scored):
+        draws = list(enumerate(prompts.in_order()))
+        requests = make_requests(
+            draws, samples=samples, sampling=scored.sampling, run_seed=scored.seed
+        )
+        completions = generate(
+            scored.sampler, requests, deadline_s=scored.deadline_s, stop=scored.stop
+        )
+        found: list[AtBudget] = []
+        for limit in limits:
+            answers = [
+                (request, cut(request, completion, limit, assembly))
+                for request, completion in zip(requests, completions, strict=True)
+            ]
+            patience = Patience(scored.stop, scored.deadline_s)
+            rollouts = score_groups(scored.scorer, answers, patience, samples=samples)
+            found.append(_at(limit, rollouts, samples))
+    return found
+
+
+def cut(request: Request, completion: Completion, limit: int, assembly: Assembly) -> Completion:
+    """A response as it would be if at most `limit` tokens had been allowed.
+
+    Args:
+        request: that it answers.
+        completion: of one segment.
+        limit: tokens.
+        assembly: has the tokenizer.
+    """
+    [segment] = completion.segments
+    if len(segment.token_ids) <= limit:
+        return completion
+    kept = replace(segment, **vars(segment.first(limit)))
+    text = reply_text(assembly.tokenizer, kept.token_ids, request.sampling.stop_token_ids)
+    return replace(completion, segments=(kept,), text=text, finish_reason="length")
+
+
+def _at(limit: int, rollouts: Sequence[Rollout], samples: int) -> AtBudget:
+    answers = answers_of(rollouts, samples=samples)
+    lengths = [rollout.completion.finish_reason == "length" for rollout in rollouts]
+    return AtBudget(
+        budget=limit,
+        reward=mean_interval(answers.rewards),
+        cut=sum(lengths) / max(len(lengths), 1),
+        at_k=figures_at_k(answers),
+    )
+
+
+def table(found: Sequence[AtBudget]) -> str:
+    """A line per budget, then a line per number of tries at the largest."""
+    lines = [f"{'tokens':>8}  {'reward':<22}  longer"]
+    lines += [f"{one.budget:>8}  {one.reward.text:<22}  {one.cut:.1%}" for one in found]
+    largest = found[-1]
+    lines += ["", f"{'tries':>8}  {'pass@k':<22}  maj@k"]
+    for name, passed in largest.at_k.items():
+        kind, _, k = name.partition("@")
+        if kind == "pass":
+            lines.append(f"{k:>8}  {passed.text:<22}  {largest.at_k[f'maj@{k}'].text}")
+    return "\n".join(lines)

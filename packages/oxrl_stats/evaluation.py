@@ -1,0 +1,147 @@
+"""How sure the figures of an evaluation are, and what its responses say together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from oxrl.functional.shaping import best_at_k, pass_at_k
+from oxrl.types import Rollout
+from oxrl_stats.intervals import Interval, Numbers, advice, bootstrap_intervals, mean_interval
+
+
+def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
+    """The interval of the mean reward: what every evaluation of a run records.
+
+    Args:
+        rewards: [prompts, samples], of prompts whose responses all have a score.
+
+    Returns:
+        `eval/reward_low` and `eval/reward_high`; NaN where there are fewer than 5 prompts.
+    """
+    found = mean_interval(rewards)
+    return {"eval/reward_low": found.low, "eval/reward_high": found.high}
+
+
+class Answers(NamedTuple):
+    """What the responses of an evaluation were worth, and what they answered.
+
+    rewards: [prompts, samples]. said: as many answers, which can be voted on; equal ones are equal
+    texts. uids: of the prompts.
+    """
+
+    rewards: Numbers
+    said: Sequence[Sequence[str]]
+    uids: Sequence[str]
+
+    def first(self, samples: int) -> Answers:
+        """The first `samples` of every prompt."""
+        return Answers(
+            self.rewards[:, :samples], [answers[:samples] for answers in self.said], self.uids
+        )
+
+
+def answers_of(rollouts: Sequence[Rollout], *, samples: int) -> Answers:
+    """The answers of an evaluation, without the prompts of which a response has no score.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+    """
+    rewards: list[list[float]] = []
+    said: list[list[str]] = []
+    uids: list[str] = []
+    for start in range(0, len(rollouts), samples):
+        group = rollouts[start : start + samples]
+        values = [rollout.score.value for rollout in group]
+        known = [value for value in values if value is not None]
+        if len(known) < samples:
+            continue
+        rewards.append(known)
+        said.append([answer_of(rollout) for rollout in group])
+        uids.append(group[0].prompt.uid)
+    return Answers(np.array(rewards, dtype=float).reshape(-1, samples), said, uids)
+
+
+def answer_of(rollout: Rollout) -> str:
+    """What a response answered, as its reward read it; without that its text."""
+    if rollout.score.answer is not None:
+        return rollout.score.answer
+    return rollout.completion.text.strip()
+
+
+def majority_at_k(answers: Answers, *, k: int) -> Numbers:
+    """The reward of the answer that most of `k` responses give, of every prompt: [prompts].
+
+    The responses are taken `k` at a time, in the order in which they were drawn, and what is left
+    over is not counted. Of answers that are as frequent, the first one given wins.
+
+    Source:
+        Wang et al., arXiv:2203.11171, section 2.
+    """
+    found: list[float] = []
+    for rewards, said in zip(answers.rewards, answers.said, strict=True):
+        chosen: list[float] = []
+        for start in range(0, len(said) - k + 1, k):
+            votes = Counter(said[start : start + k])
+            [(winner, _)] = votes.most_common(1)  # of equal counts the first
+            chosen.append(float(rewards[start + said[start : start + k].index(winner)]))
+        found.append(sum(chosen) / len(chosen))
+    return np.array(found)
+
+
+def figures_at_k(answers: Answers) -> dict[str, Interval]:
+    """pass@k, best@k and maj@k for k = 1, 2, 4 ..., with their intervals over prompts.
+
+    Args:
+        answers: of an evaluation; without a prompt there is no figure.
+    """
+    prompts, samples = answers.rewards.shape
+    if not prompts:
+        return {}
+    import torch  # the formulas of the core are written for it
+
+    rewards = torch.from_numpy(answers.rewards)
+    total = torch.full((prompts,), samples)
+    correct = (rewards > 0.5).sum(1)
+    of_prompts: dict[str, Numbers] = {}
+    k = 1
+    while k <= samples:
+        of_prompts[f"pass@{k}"] = pass_at_k(total, correct, k=k).double().numpy()
+        of_prompts[f"best@{k}"] = best_at_k(rewards, k=k).double().numpy()
+        of_prompts[f"maj@{k}"] = majority_at_k(answers, k=k)
+        k *= 2
+    intervals = bootstrap_intervals(np.stack(list(of_prompts.values()), axis=1))
+    return dict(zip(of_prompts, intervals, strict=True))
+
+
+def metrics_of(intervals: Mapping[str, Interval]) -> dict[str, float]:
+    """Intervals as metrics of an evaluation: `eval/NAME`, `eval/NAME_low`, `eval/NAME_high`."""
+    metrics: dict[str, float] = {}
+    for name, found in intervals.items():
+        metrics[f"eval/{name}"] = found.value
+        if not math.isnan(found.low):
+            metrics[f"eval/{name}_low"] = found.low
+            metrics[f"eval/{name}_high"] = found.high
+    return metrics
+
+
+def evaluation_bounds(rollouts: Sequence[Rollout], samples: int) -> Mapping[str, float]:
+    """What `oxrl eval` says beside the means: maj@k, and intervals of all figures at k.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+    """
+    return metrics_of(figures_at_k(answers_of(rollouts, samples=samples)))
+
+
+def evaluation_advice(rollouts: Sequence[Rollout], samples: int) -> str:
+    """One sentence: how wide the interval of the mean reward is, and what would make it narrower.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+    """
+    return advice(answers_of(rollouts, samples=samples).rewards)
