@@ -93,6 +93,19 @@ GATE_WEIGHTS: dict[str, list[tuple[float, dict[str, Any], list[float]]]] = {
     ],
     "proximal": [(1, {"proximal_coeff": 0.5}, [1 - 0.5 * math.log(r) for r in RATIO_ROW])],
     "gmpo": [(1, {}, [0.5, 1, 0, 0, 0]), (-1, {}, [0, 1, 1.5, 2, 4])],
+    "dro": [(-1, {"proximal_coeff": 0.5}, [1 + 0.5 * math.log(r) for r in RATIO_ROW])],
+    # 1 - (r - 1) of r where delta is 1 and mu left out; mu = exp(-2) and half of it as delta leave
+    # 1 + 2 (r - 1) of r where A < 0
+    "drpo": [
+        (1, {"drpo_delta": 1.0, "spo": True}, [0.75, 1, 0.75, 0, -8]),
+        (-1, {"drpo_delta": 0.5 * math.exp(-2)}, [0, 1, 3, 6, 28]),
+    ],
+    # rows of one token: F = log r, f = clip(r, 1, 1.2), and 1 for the last where A < 0
+    "fipo": [
+        (1, {"clip_high": 9.0}, [0.5, 1, 1.8, 2.4, 4.8]),
+        (-1, {"influence_range": 0.3, "influence_ratio_max": 3.0}, [0, 1, 1.95, 2.6, 4]),
+        (-1, {"clip_dual": 1.9}, [0, 1, 1.8, 0, 0]),
+    ],
 }
 # (probability when sampled, now, sign of A) and whether DPPO with bound .2 keeps it, by total
 # variation and by KL.
@@ -477,6 +490,9 @@ GATE_LIMITS: dict[str, tuple[dict[str, Tensor], dict[str, float], str, dict[str,
     "dppo_topk_tv": (_APART, _UNBOUND, "cispo", {"weight_max": 1.7}, 1e-12),
     "dppo_topk_kl": (_APART, _UNBOUND, "cispo", {"weight_max": 1.7}, 1e-12),
     "proximal": ({}, {"proximal_coeff": 0.0}, "policy_gradient", {}, 1e-12),
+    "dro": ({}, {"proximal_coeff": 0.0}, "policy_gradient", {}, 1e-12),
+    "drpo": ({}, {"drpo_delta": 1e15}, "importance_sampling", {}, 1e-12),
+    "fipo": ({}, {"influence_range": 0.0}, "ppo_clip", {}, 1e-12),
     "gmpo": ({}, NO_CLIP, "ppo_clip", NO_CLIP, 1e-12),  # rows of one token
     "rspo": (_NO_SHIFT, {}, "gmpo", {}, 1e-12),
     "simko": (_SIMKO, {"simko_alpha": 0.0, "simko_boost": 1.0}, "ppo_clip", {}, 1e-12),

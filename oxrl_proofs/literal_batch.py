@@ -35,6 +35,7 @@ class Response:
     cut: bool  # by the token limit
     next_turn: bool  # cut where another turn would have begun
     turns: list[int]  # of an episode, in which each token was sampled
+    places: list[int]  # of the tokens in the row, which may have holes
     token_rewards: list[float]
     logprobs: Tensor
     old: Tensor

@@ -31,6 +31,8 @@ from oxrl.tables.numbers import (
     DPPO_TOP_CANDIDATES,
     DPPO_WEIGHT_MAX,
     DRIFT_MAX,
+    DRO_COEFF,
+    DRPO_DELTA,
     EXPLORE_QUANTILE,
     GAE_LAMBDA,
     GAMMA,
@@ -39,6 +41,9 @@ from oxrl.tables.numbers import (
     GEOMETRIC_CLIP_LOW,
     GMPO_CLIP_HIGH,
     GMPO_CLIP_LOW,
+    INFLUENCE_HALF_LIFE,
+    INFLUENCE_RANGE,
+    INFLUENCE_RATIO_MAX,
     KL_COEFF,
     KL_COV_COEFF,
     KL_HORIZON,
@@ -59,6 +64,7 @@ from oxrl.tables.numbers import (
     SECOND_MOMENT_MAX,
     SIMKO_ALPHA,
     SIMKO_BOOST,
+    SPO,
     STEP_GAMMA,
     TOP_CANDIDATES,
     TURN_GAMMA,
@@ -195,6 +201,7 @@ _CLIP = (CLIP_LOW, CLIP_HIGH)
 _GMPO_CLIP = (GMPO_CLIP_LOW, GMPO_CLIP_HIGH)
 _DPPO = (DPPO_LOW, DPPO_HIGH, DPPO_WEIGHT_MAX)
 _DPPO_KL = (DPPO_KL_LOW, DPPO_KL_HIGH, DPPO_WEIGHT_MAX)
+_INFLUENCE = (INFLUENCE_RANGE, INFLUENCE_HALF_LIFE, INFLUENCE_RATIO_MAX)
 _RETURNS = (GAMMA, TURN_GAMMA)
 _GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA, TURN_LAMBDA)
 _LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA)
@@ -239,6 +246,9 @@ _CELLS = (
     Cell("gate", "sapo", numbers=(SAPO_POSITIVE, SAPO_NEGATIVE)),
     Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),
     Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,)),
+    Cell("gate", "dro", numbers=(DRO_COEFF,)),
+    Cell("gate", "drpo", numbers=(DRPO_DELTA, SPO)),
+    Cell("gate", "fipo", numbers=(*_CLIP, CLIP_DUAL, *_INFLUENCE)),
     Cell("gate", "dppo_tv", numbers=_DPPO),
     Cell("gate", "dppo_kl", numbers=_DPPO_KL),
     Cell("gate", "dppo_topk_tv", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),

@@ -499,6 +499,47 @@ _ROWS = (
         },
     ),
     Row(
+        "dro",
+        "arXiv:2405.19107",
+        "policy gradient with a squared log-ratio penalty per token, no clip",
+        advantage="group_center",
+        gate="dro",
+        use="As kimi, where the log-ratio of a whole response is noise.",
+        deviation=(
+            "The baseline is the group's mean, not a learned value. Every token has a penalty of "
+            "its own, as in verl; the source's is that of the response, which is kimi."
+        ),
+        exempt={
+            "zero_advantage": "the pull to the old policy does not depend on the advantage",
+        },
+    ),
+    Row(
+        "drpo",
+        "arXiv:2606.09821",
+        "a smooth trust region on the change of probability against the sampler",
+        denominator="rollout",
+        gate="drpo",
+        use="As dppo_tv, without a cliff: what has gone too far is pulled back.",
+        deviation=(
+            "train.drpo_delta is 0.15, as DPPO bounds the same change; the authors' 12.5 bounds "
+            "nothing. With train.spo it is SPO, a trust region on the ratio. Not the DRPO of "
+            "arXiv:2510.04474, which decouples rewards."
+        ),
+    ),
+    Row(
+        "fipo",
+        "arXiv:2603.19835",
+        "PPO's clip, with more weight on tokens after which the response became likelier",
+        gate="fipo",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Several updates per batch on long reasoning, without a critic.",
+        deviation=(
+            "Weights are only raised, as the authors run large models. Responses with several "
+            "tokens above train.clip_dual stay; the authors drop them."
+        ),
+        shared_weight="a token's weight grows with the log-ratios of the tokens that follow it",
+    ),
+    Row(
         "dppo_tv",
         "arXiv:2602.04879",
         "trust region on the change of probability against the sampler",

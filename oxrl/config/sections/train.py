@@ -376,7 +376,16 @@ class TrainConfig(Section):
     gate_sharpness: float = number(declared.GATE_SHARPNESS)
     dppo_low: float = number(declared.DPPO_LOW)
     dppo_high: float = number(declared.DPPO_HIGH)
-    proximal_coeff: float = number(declared.PROXIMAL_COEFF)
+    proximal_coeff: float = number(declared.PROXIMAL_COEFF, Aka("dro_beta"))
+    drpo_delta: float = number(
+        declared.DRPO_DELTA,
+        Aka("drpo_epsilon"),
+        why="probabilities differ by no more, and a larger bound bounds nothing: write 0.15",
+    )
+    spo: bool = number(declared.SPO)
+    influence_range: float = number(declared.INFLUENCE_RANGE, Aka("fipo_clip_range"))
+    influence_half_life: float = number(declared.INFLUENCE_HALF_LIFE, Aka("fipo_decay_rate"))
+    influence_ratio_max: float = number(declared.INFLUENCE_RATIO_MAX, Aka("fipo_safety_threshold"))
     simko_alpha: float = number(declared.SIMKO_ALPHA)
     simko_boost: float = number(declared.SIMKO_BOOST)
     top_candidates: int = number(declared.TOP_CANDIDATES)
