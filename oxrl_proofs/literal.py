@@ -376,6 +376,7 @@ def _papers() -> dict[str, Paper]:
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
         ),
         "gdpo": _like(GROUP, "arXiv:2601.05242", advantage=b.parts_by_themselves),
+        "iqr_grpo": _like(GROUP, "oxRL, after arXiv:2402.03300", advantage=b.by_quartiles),
         "dr_grpo": _like(GROUP, "arXiv:2503.20783", advantage=b.centered, average=b.by_longest),
         "lite_ppo": _like(GROUP, "arXiv:2508.08221", advantage=b.over_batch_deviation),
         "dapo": _like(GROUP, "arXiv:2503.14476, Eq. 8"),
@@ -391,7 +392,7 @@ def _papers() -> dict[str, Paper]:
         "maxrl": _like(
             GROUP,
             "arXiv:2602.02710",
-            advantage=b.relative_to_success,
+            advantage=b.towards_likelihood,
             average=b.mean_of_response_sums,
         ),
         "pkpo": _like(
@@ -447,6 +448,7 @@ def _without_ratio() -> dict[str, Paper]:
     return {
         "reinforce": summed,
         "reinforce_baseline": _like(REINFORCE, "Williams 1992", advantage=b.minus_batch_mean),
+        "otb": _like(REINFORCE, "arXiv:2602.07078; verl", advantage=b.least_variance),
         "a2c": _like(REINFORCE, "arXiv:1602.01783", advantage=b.gae),
         "rloo": _like(
             summed, "arXiv:2402.14740, Eq. 6", advantage=b.leave_one_out, kl_in_reward=True

@@ -44,12 +44,14 @@ from oxrl.tables.numbers import (
     INFLUENCE_HALF_LIFE,
     INFLUENCE_RANGE,
     INFLUENCE_RATIO_MAX,
+    IQR_FLOOR,
     KL_COEFF,
     KL_COV_COEFF,
     KL_HORIZON,
     KL_TARGET,
     LENGTH_ALPHA,
     LENGTH_POWER,
+    MAXRL_ORDER,
     NLL_COEFF,
     OVERLONG_BUFFER,
     PASS_K,
@@ -125,6 +127,9 @@ CRITIC = Feature(
 GROUPS = Feature("groups", "at least two samples per prompt")
 BINARY_REWARDS = Feature("binary_rewards", "rewards that are 0 or 1")
 REWARD_PARTS = Feature("reward_parts", "a reward of several parts, reward.parts")
+SCORE_NORMS = Feature(
+    "score_norms", "squared probabilities of the policy before the update, one more forward pass"
+)
 GREEDY_ROLLOUT = Feature("greedy_rollout", "one greedy response per prompt under the same weights")
 TEACHER = Feature("teacher", "a teacher that scores the sampled tokens", built=False)
 TOP_LOGPROBS = Feature(
@@ -180,6 +185,7 @@ FEATURES: dict[str, Feature] = {
         GROUPS,
         BINARY_REWARDS,
         REWARD_PARTS,
+        SCORE_NORMS,
         GREEDY_ROLLOUT,
         TEACHER,
         TOP_LOGPROBS,
@@ -214,6 +220,8 @@ _CELLS = (
     Cell("advantage", "batch_center"),
     Cell("advantage", "group_normalize", needs=(GROUPS,)),
     Cell("advantage", "group_normalize_parts", needs=(GROUPS, REWARD_PARTS)),
+    Cell("advantage", "iqr_normalize", numbers=(IQR_FLOOR,), needs=(GROUPS,)),
+    Cell("advantage", "otb", needs=(GROUPS, SCORE_NORMS)),
     Cell("advantage", "turn_normalize", numbers=(STEP_GAMMA,), needs=(GROUPS,)),
     Cell("advantage", "group_center", needs=(GROUPS,)),
     Cell("advantage", "group_center_batch_std", needs=(GROUPS,)),
@@ -224,7 +232,7 @@ _CELLS = (
     Cell("advantage", "leave_one_out", needs=(GROUPS,)),
     Cell("advantage", "greedy_baseline", needs=(GREEDY_ROLLOUT,)),
     Cell("advantage", "length_weighted_center", needs=(GROUPS,)),
-    Cell("advantage", "mean_normalize", needs=(GROUPS, BINARY_REWARDS)),
+    Cell("advantage", "mean_normalize", numbers=(MAXRL_ORDER,), needs=(GROUPS, BINARY_REWARDS)),
     Cell("advantage", "teacher_gap", needs=(TEACHER,)),
     Cell("advantage", "group_normalize_teacher", needs=(GROUPS, TEACHER)),
     Cell("ratio", "none"),

@@ -285,6 +285,21 @@ PASS_K = Number(
     ge=1,
     unit="samples",
 )
+IQR_FLOOR = Number(
+    "iqr_floor",
+    0.5,
+    "Least inter-quartile range that rewards of a group are divided by.",
+    gt=0,
+    unit="of the reward",
+)
+MAXRL_ORDER: Number[int | None] = Number(
+    "maxrl_order",
+    None,
+    "Terms of the series from pass@1 (1) to maximum likelihood; null: n_samples - 1, the most.",
+    ge=1,
+    unit="terms",
+    source="MaxRL, arXiv:2602.02710",
+)
 
 # --- Corrections of the mismatch between sampler and trainer.
 CORRECTION_LEVEL: Number[Level] = Number(

@@ -350,6 +350,31 @@ _ROWS = (
         ),
     ),
     Row(
+        "iqr_grpo",
+        "oxRL; builds on arXiv:2402.03300",
+        "GRPO by the group's median and inter-quartile range, which one odd reward does not move",
+        advantage="iqr_normalize",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Graded rewards with outliers: a judge that errs, a score without a bound.",
+        deviation=(
+            "Advantages do not sum to 0 in a group, and where more than half of its rewards are "
+            "equal, those have none."
+        ),
+    ),
+    Row(
+        "otb",
+        "arXiv:2602.07078",
+        "a baseline per token, of returns weighted by how far responses have pushed the logits",
+        advantage="otb",
+        ratio="none",
+        gate="policy_gradient",
+        use="Long responses of unlike length and certainty, in small groups.",
+        deviation=(
+            "On policy: no weights against the sampler enter the baseline. Groups of equal "
+            "returns, and of one response, give exactly 0."
+        ),
+    ),
+    Row(
         "dr_grpo",
         "arXiv:2503.20783",
         "GRPO without its two normalisations: no std, no division by the response length",
@@ -435,7 +460,7 @@ _ROWS = (
         deviation=(
             "Tokens of a response are summed, with which the estimate is unbiased; the authors' "
             "runs average over tokens (train.weights: token_mean). PPO's clip has no effect in "
-            "a single update."
+            "a single update. train.maxrl_order ends the series before the group does."
         ),
     ),
     Row(
@@ -870,6 +895,13 @@ _ROWS = (
         "supervised fine-tuning",
         recipe="supervised",
         use="Given answers to imitate; the warm start of everything else.",
+    ),
+    Row(
+        "dft",
+        "arXiv:2508.05629",
+        "supervised fine-tuning in which each token counts by its probability under the model",
+        recipe="supervised",
+        use="Given answers unlike the model's own, of which it should keep what it knows.",
     ),
     Row(
         "rft",

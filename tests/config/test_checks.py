@@ -190,6 +190,11 @@ LOOSE = "rollout.force_strict_on_policy=false"
             "rollout.n_samples",
             ["dapo"],
         ),
+        (
+            ["train.alg_name=maxrl", "train.maxrl_order=8"],
+            "train.maxrl_order",
+            ["below rollout.n_samples 8"],
+        ),
         (["train.alg_name=pkpo", "train.pass_k=9"], "train.pass_k", ["rollout.n_samples 8"]),
     ],
 )

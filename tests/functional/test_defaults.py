@@ -199,6 +199,8 @@ OWN: dict[Key, str] = {
         for name in ("returns", "whitened_returns", "gae", "gae_length_adaptive")
     },
     ("advantage gae", "turn_lambda"): "none of its own: what stands within a turn",
+    ("advantage iqr_normalize", "iqr_floor"): "half of what a right answer is worth",
+    ("advantage mean_normalize", "maxrl_order"): "none: as many terms as a group has, as its authors",
     ("advantage turn_normalize", "turn_gamma"): "none: rewards of turns are of one size",
     ("advantage pass_at_k", "pass_k"): "the least that is not pass@1",
     ("gate dro", "proximal_coeff"): "verl asks for one; a token rests where its log-ratio is A",
@@ -218,7 +220,7 @@ OWN: dict[Key, str] = {
     **{
         (f"row {name}", "clip_high"): CLIP_HIGHER
         for name in (
-            "maxrl", "pkpo", "pass_k_training", "tis", "mis", "icepop", "geometric_rejection",
+            "maxrl", "pkpo", "iqr_grpo", "pass_k_training", "tis", "mis", "icepop", "geometric_rejection",
             "k3_rejection", "veto", "opsm", "r3", "kdrl",
         )
     },

@@ -17,6 +17,7 @@ from oxrl.tables.numbers import (
     CORRECTION_MAX,
     CORRECTION_MIN,
     KL_COEFF,
+    MAXRL_ORDER,
     PASS_K,
     WEIGHT_MAX,
     WEIGHT_MIN,
@@ -157,6 +158,13 @@ def check_cells(cfg: Config) -> Problems:
         yield at(
             "train.pass_k",
             f"cannot exceed rollout.n_samples {samples}: lower it, or sample more",
+            "rollout.n_samples",
+        )
+    order = cfg.train.value(MAXRL_ORDER)
+    if row.advantage == "mean_normalize" and order is not None and order >= samples:
+        yield at(
+            "train.maxrl_order",
+            f"must be below rollout.n_samples {samples}: lower it, or sample more",
             "rollout.n_samples",
         )
     read = row.defaults

@@ -72,6 +72,7 @@ class TrainConfig(Section):
                 "loss_type",
                 note=BY_ROW,
                 values={
+                    "dft": "dft",
                     "sigmoid": "dpo",
                     "hinge": "hinge",
                     "ipo": "ipo",
@@ -402,6 +403,8 @@ class TrainConfig(Section):
     whiten: bool = number(declared.WHITEN)
     bootstrap_on_truncation: bool = number(declared.BOOTSTRAP_ON_TRUNCATION)
     pass_k: int = number(declared.PASS_K)
+    iqr_floor: float = number(declared.IQR_FLOOR)
+    maxrl_order: int | None = number(declared.MAXRL_ORDER)
     correction_level: Level = number(declared.CORRECTION_LEVEL)
     correction_max: float = number(declared.CORRECTION_MAX)
     correction_min: float = number(declared.CORRECTION_MIN)
