@@ -67,8 +67,8 @@ LEFT_OUT = (
         "arXiv:2511.19049",
         "Written for diffusion models, without code of its authors. Of its two parts the scale of "
         "the rejected side, sigmoid(K (r_w - r_l) / (r_l + eps)), is known second-hand, and "
-        "divides by a reward that may be 0 or negative here; the formula of the other, its regularisation, "
-        "was not found where it could be checked.",
+        "divides by a reward that may be 0 or negative here; the formula of the other, its "
+        "regularisation, was not found where it could be checked.",
     ),
     ("GTPO", "TRL, pull request 5226", "Closed for want of users."),
     (

@@ -8,10 +8,10 @@ source does otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from oxrl.tables.cells import (
     ADAPTIVE_KL,
@@ -48,7 +48,9 @@ from oxrl.tables.numbers import (
     T,
     Value,
 )
-from oxrl.tables.preference import METHODS
+
+if TYPE_CHECKING:
+    from oxrl.tables.preference import Method
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
@@ -917,18 +919,6 @@ _ROWS = (
             "its own answers."
         ),
     ),
-    *(
-        Row(
-            name,
-            f"arXiv:{method.source}",
-            method.summary,
-            recipe="preference",
-            numbers=(*method.reads, *method.around),
-            use="Judged answers and no reward to sample against.",
-        )
-        for name, method in METHODS.items()
-        if name != "nll"
-    ),
     Row(
         "reward_model",
         "arXiv:2203.02155",
@@ -945,4 +935,58 @@ _ROWS = (
         use="Judged steps; as a reward, a response is worth its worst step.",
     ),
 )
-ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
+
+
+class Rows(Mapping[str, Row]):
+    """The table, by name. Those of preference methods are made when one is asked for, or all are.
+
+    Args:
+        rows: all others.
+    """
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self._others = {row.name: row for row in rows}
+
+    @cached_property
+    def methods(self) -> Mapping[str, Method]:
+        """Preference methods by name, the supervised anchor of their sums among them."""
+        from oxrl.tables.preference import METHODS  # what learns from rewards does without
+
+        return METHODS
+
+    @cached_property
+    def _all(self) -> dict[str, Row]:
+        made = [
+            Row(
+                name,
+                f"arXiv:{method.source}",
+                method.summary,
+                recipe="preference",
+                numbers=(*method.reads, *method.around),
+                use="Judged answers and no reward to sample against.",
+            )
+            for name, method in self.methods.items()
+            if name != "nll"
+        ]
+        return self._others | {row.name: row for row in made}
+
+    def __getitem__(self, name: str) -> Row:
+        return self._others.get(name) or self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, recipe: str) -> list[Row]:
+        """Return the rows that a recipe trains.
+
+        Args:
+            recipe: its name.
+        """
+        rows = self._all if recipe == "preference" else self._others
+        return [row for row in rows.values() if row.recipe == recipe]
+
+
+ROWS = Rows(_ROWS)
