@@ -463,11 +463,10 @@ def proximal(
 
 
 def _pulled(tokens: Tokens, log_ratio: Tensor, pull: Tensor) -> Decision:
-    """S = A * logprobs - pull * log r / 2, whose slope is A - pull."""
+    """S = A * logprobs - pull * log r / 2, whose slope is A - pull; no weight where A is 0."""
     value = tokens.advantages * tokens.now - pull * log_ratio / 2
     slope = tokens.advantages - pull
-    weight = torch.where(tokens.advantages == 0, 1.0, slope / tokens.advantages)
-    return Decision(value, weight, push=slope * tokens.own_push)
+    return Decision(value, slope / tokens.advantages, push=slope * tokens.own_push)
 
 
 def dro(

@@ -534,7 +534,8 @@ _ROWS = (
         use="As kimi, where the log-ratio of a whole response is noise.",
         deviation=(
             "The baseline is the group's mean, not a learned value. Every token has a penalty of "
-            "its own, as in verl; the source's is that of the response, which is kimi."
+            "its own, as in verl; the source's is that of the response, which is kimi. With one "
+            "update per batch it is the plain policy gradient, and refused."
         ),
         exempt={
             "zero_advantage": "the pull to the old policy does not depend on the advantage",
@@ -549,8 +550,9 @@ _ROWS = (
         use="As dppo_tv, without a cliff: what has gone too far is pulled back.",
         deviation=(
             "train.drpo_delta is 0.15, as DPPO bounds the same change; the authors' 12.5 bounds "
-            "nothing. With train.spo it is SPO, a trust region on the ratio. Not the DRPO of "
-            "arXiv:2510.04474, which decouples rewards."
+            "nothing. With train.spo it is SPO, a trust region on the ratio. With one update "
+            "per batch of own samples it is importance_sampling, and refused. Not the "
+            "DRPO of arXiv:2510.04474, which decouples rewards."
         ),
     ),
     Row(
@@ -562,7 +564,8 @@ _ROWS = (
         use="Several updates per batch on long reasoning, without a critic.",
         deviation=(
             "Weights are only raised, as the authors run large models. Responses with several "
-            "tokens above train.clip_dual stay; the authors drop them."
+            "tokens above train.clip_dual stay; the authors drop them. With one update per batch "
+            "it is the loss of dapo, and refused."
         ),
         shared_weight="a token's weight grows with the log-ratios of the tokens that follow it",
     ),

@@ -319,6 +319,19 @@ def test_the_token_baseline_leans_towards_uncertain_responses() -> None:
     close(found[:, 1], [-0.5 / 0.52, 0.02 / 0.52])
 
 
+def test_no_squared_norm_is_below_zero_however_probabilities_were_rounded() -> None:
+    """Of a sum of squares that is too small for its largest term, here by far: the response weighs
+    nothing, and the other's return is the baseline. Nothing flows back.
+    """
+    rewards = f64([[0, 0, 0, 0], [0, 1.0, 0, 0]])
+    p = f64([[1, 0.9, 0.9, 0.9], [1, 0.5, 1, 1]])
+    squares = f64([[NAN, 0.5, 0.5, 0.5], [NAN, 0.5, NAN, NAN]]).requires_grad_()
+    logprobs = p.log().requires_grad_()
+    found = optimal_token_baseline(rewards, **TWO_LONG, logprobs=logprobs, sum_p_squared=squares)
+    assert not found.requires_grad
+    close(found[:, 1], [-1.0, 0.0])
+
+
 def test_equal_returns_and_responses_alone_have_no_token_baseline_to_learn_from() -> None:
     rewards = f64([[0, 0, 0, 1.0], [0, 1.0, 0, 0]])
     p = torch.full((2, 4), 0.7, dtype=torch.float64)

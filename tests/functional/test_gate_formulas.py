@@ -381,6 +381,26 @@ def test_fipo_is_ppo_times_the_influence_of_what_follows(
     assert "update/clip_frac_dual" in found[2]
 
 
+def test_a_ratio_at_the_bound_is_still_enlarged() -> None:
+    logprobs = f64([[-1.0]]).requires_grad_()
+    old, ones = f64([[-2.0]]), f64([[1.0]])
+    bound = float((logprobs.detach() - old).exp())
+    for most, expected in ((bound, 1.2 * bound), (bound * 0.999, bound)):
+        loss, _ = fipo(logprobs, old, -ones, ones.bool(), ones, influence_ratio_max=most)
+        (slope,) = torch.autograd.grad(loss, logprobs)
+        assert slope.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("gate", [dro, drpo, fipo, proximal])
+def test_nothing_flows_back_to_the_policy_before(gate: Callable[..., Any]) -> None:
+    now, old = f64([[-1.0, -0.5]]).requires_grad_(), f64([[-1.1, -0.4]]).requires_grad_()
+    advantages = f64([[1.0, -2.0]]).requires_grad_()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = gate(now, old, advantages, mask, mask.double())
+    given = torch.autograd.grad(loss, [now, old, advantages], allow_unused=True)
+    assert given[0].all() and given[1:] == (None, None)
+
+
 def test_influence_fades_over_positions_and_passes_over_what_is_not_trained() -> None:
     """log r = .1, (a tool's token), .2, -.4 with a half-life of one position: F = .1 + .2 / 4 - .4 / 8,
     then .2 - .4 / 2 and -.4.
