@@ -72,7 +72,8 @@ def _truncated(rewards: Tensor, successes: Tensor, others: Tensor, order: int) -
     for drawn in range(order):
         left = others - drawn
         total = total + torch.where(left > 0, miss, 0.0)
-        wrong = (left - right).clamp(min=0) / left.clamp(min=1)
+        # 0 once as many are drawn as are wrong, and from there on.
+        wrong = (left - right) / left.clamp(min=1)
         miss = torch.where(left > 0, miss * wrong, miss)
     return rewards * total - (1 - miss)
 
