@@ -553,13 +553,12 @@ def drpo(
     distance = tokens.ratio - 1
     moved = distance if spo else tokens.old.exp() * distance
     favored = tokens.advantages.sign() * moved
-    beyond = favored > drpo_delta
     pulled = tokens.advantages.abs() * moved * distance / (2 * drpo_delta)
     decision = Decision(
         value=tokens.ratio * tokens.advantages - pulled,
         weight=torch.where(tokens.inside, tokens.ratio * (1 - favored / drpo_delta), 0.0),
-        high=beyond & (tokens.advantages > 0),
-        low=beyond & (tokens.advantages < 0),
+        high=(tokens.advantages > 0) & (moved > drpo_delta),
+        low=(tokens.advantages < 0) & (moved < -drpo_delta),
         further={"update/divergence": moved.abs()},
     )
     return finish(tokens, decision, loss_weights, correction)

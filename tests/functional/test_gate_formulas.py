@@ -353,6 +353,21 @@ def test_drpo_is_the_ratio_with_a_square_of_what_was_moved(delta: float, spo: bo
     assert found[2]["update/divergence"].item() == pytest.approx(mean, rel=1e-9)
 
 
+def test_drpo_pulls_back_beyond_its_bound_alone() -> None:
+    """At the bound itself the weight is 0 and nothing is pulled back."""
+    for step in (0.5, -0.5):
+        logprobs, old = f64([[-1.0 + step]]).requires_grad_(), f64([[-1.0]])
+        ones = f64([[1.0]])
+        bound = abs(float((logprobs.detach() - old).exp()) - 1)
+        for delta, pulled in ((bound, 0.0), (bound * 0.99, 1.0)):
+            given = (logprobs, old, math.copysign(1, step) * ones, ones.bool(), ones)
+            loss, metrics = drpo(*given, drpo_delta=delta, spo=True)
+            name = "update/clip_frac_high" if step > 0 else "update/clip_frac_low"
+            assert metrics[name].item() == pulled
+            (slope,) = torch.autograd.grad(loss, logprobs)
+            assert (slope.item() == 0) == (pulled == 0)
+
+
 @pytest.mark.parametrize(
     ("most", "safe", "dual"), [(0.2, 4.0, None), (0.9, 1.25, None), (0.5, 2.5, 1.5), (0.0, 2, None)]
 )
