@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oxrl.functional.equations import EQUATIONS, told_of
+from oxrl.functional.equations import EQUATIONS, LOSSES, told_of
 from oxrl.tables.cells import find_cell
 from oxrl.tables.numbers import Value
 from oxrl.tables.policy import ROWS, Row
@@ -42,6 +42,42 @@ the proofs of every row:
 
 """
 COMPARED = ("ppo", "sgrpo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl")
+SUPERVISED = (
+    "Answers are given, and a loss is all there is to prove: its numbers stand beside those of "
+    "others in `tests/functional/test_others_functions.py`."
+)
+LEFT_OUT = (
+    (
+        "REAL",
+        "arXiv:2602.05630",
+        "One framework has it. Its log-sum-exp over a group is no sum over tokens, so it cannot be "
+        "cut into micro-batches; at one update per batch it is a constant advantage of "
+        "±1 / (1 + n±).",
+    ),
+    ("MASPO", "arXiv:2602.17550", "Only its authors' fork has it, and nothing to compare it with."),
+    (
+        "VCPO",
+        "arXiv:2602.17616",
+        "Its baseline needs the gradient norm of every sample, which `otb` approximates; its rule, "
+        "lr x sqrt(ESS / B), does nothing on policy.",
+    ),
+    ("TPO", "arXiv:2405.16681", "Three answers to a prompt, and one experimental trainer."),
+    (
+        "PG-DPO",
+        "arXiv:2511.19049",
+        "Written for diffusion models, without code of its authors. Of its two parts the scale of "
+        "the rejected side, sigmoid(K (r_w - r_l) / (r_l + eps)), is known second-hand, and "
+        "divides by a reward that may be 0 or negative here; the formula of the other, its "
+        "regularisation, was not found where it could be checked.",
+    ),
+    ("GTPO", "TRL, pull request 5226", "Closed for want of users."),
+    (
+        "Self-play baselines",
+        "prime-rl: rae, hierarchical",
+        "No environment here has several agents that learn.",
+    ),
+    ("A*-PO", "TRL: a2po", "Waits for somebody who uses it."),
+)
 TITLES = {
     "advantage": "Advantages",
     "ratio": "Ratio levels",
@@ -140,6 +176,19 @@ def equation(kind: str, name: str) -> Iterator[str]:
     yield ""
 
 
+def supervised(row: Row) -> Iterator[str]:
+    """A row that learns from given answers, and the equation of its loss."""
+    yield f"### {row.name}"
+    yield ""
+    origin = f" Source: {row.source}." if row.source else ""
+    yield f"{row.summary[0].upper()}{row.summary[1:]}.{origin}"
+    yield ""
+    yield f"- **Use**: {row.use}"
+    yield ""
+    yield from ("```text", *told_of(LOSSES[row.name]).splitlines(), "```")
+    yield ""
+
+
 def page() -> str:
     rows = [row for row in ROWS.values() if row.recipe == "rl"]
     lines = [HEADER.rstrip(), ""]
@@ -163,6 +212,17 @@ def page() -> str:
     lines += ["", "## All rows", "", *table(rows), "", "## Row by row", ""]
     for row in rows:
         lines += details(row)
+    lines += ["## Supervised rows", "", SUPERVISED, ""]
+    for name in ("sft", "dft"):
+        lines += supervised(ROWS[name])
+    lines += [
+        "## Left out, and why",
+        "",
+        "| method | source | why there is no row |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {origin} | {reason} |" for name, origin, reason in LEFT_OUT]
+    lines.append("")
     for kind, title in TITLES.items():
         lines += [f"## {title}", ""]
         for name in EQUATIONS[kind]:

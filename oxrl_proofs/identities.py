@@ -93,6 +93,19 @@ GATE_WEIGHTS: dict[str, list[tuple[float, dict[str, Any], list[float]]]] = {
     ],
     "proximal": [(1, {"proximal_coeff": 0.5}, [1 - 0.5 * math.log(r) for r in RATIO_ROW])],
     "gmpo": [(1, {}, [0.5, 1, 0, 0, 0]), (-1, {}, [0, 1, 1.5, 2, 4])],
+    "dro": [(-1, {"proximal_coeff": 0.5}, [1 + 0.5 * math.log(r) for r in RATIO_ROW])],
+    # 1 - (r - 1) of r where delta is 1 and mu left out; mu = exp(-2) and half of it as delta leave
+    # 1 + 2 (r - 1) of r where A < 0
+    "drpo": [
+        (1, {"drpo_delta": 1.0, "spo": True}, [0.75, 1, 0.75, 0, -8]),
+        (-1, {"drpo_delta": 0.5 * math.exp(-2)}, [0, 1, 3, 6, 28]),
+    ],
+    # rows of one token: F = log r, f = clip(r, 1, 1.2), and 1 for the last where A < 0
+    "fipo": [
+        (1, {"clip_high": 9.0}, [0.5, 1, 1.8, 2.4, 4.8]),
+        (-1, {"influence_range": 0.3, "influence_ratio_max": 3.0}, [0, 1, 1.95, 2.6, 4]),
+        (-1, {"clip_dual": 1.9}, [0, 1, 1.8, 0, 0]),
+    ],
 }
 # (probability when sampled, now, sign of A) and whether DPPO with bound .2 keeps it, by total
 # variation and by KL.
@@ -243,7 +256,23 @@ ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]
     "group_center_whitened": [(ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5])],
     "leave_one_out": [(ROW_OF_FOUR, {}, [1, -1 / 3, -1 / 3, -1 / 3])],
     "batch_center": [({**ROW_OF_FOUR, "group_ids": [1, 2, 3, 4]}, {}, [0.75, -0.25, -0.25, -0.25])],
-    "mean_normalize": [(ROW_OF_FOUR, {}, [2.999988, -0.999996, -0.999996, -0.999996])],
+    "mean_normalize": [
+        (ROW_OF_FOUR, {}, [2.999988, -0.999996, -0.999996, -0.999996]),
+        # two draws of the others: the right row has nothing to lose by them, 1 + 1 - 0; the others
+        # miss with chance 1/3
+        (ROW_OF_FOUR, {"maxrl_order": 2}, [2, -2 / 3, -2 / 3, -2 / 3]),
+    ],
+    "iqr_normalize": [
+        # median 0, quartiles 0 and 1/4
+        (ROW_OF_FOUR, {}, [2, 0, 0, 0]),
+        (ROW_OF_FOUR, {"iqr_floor": 0.1}, [4, 0, 0, 0]),
+        # median 1.5, quartiles .75 and 2.5
+        (
+            {**ROW_OF_FOUR, "rewards": [4, 2, 1, 0]},
+            {},
+            [1.428571, 0.285714, -0.285714, -0.857143],
+        ),
+    ],
     "top_gap": [
         (ROW_OF_FOUR, {}, [1.999996, 0, 0, 0]),
         ({**ROW_OF_FOUR, "rewards": [1, 1, 0, 0]}, {}, [0, 0, 0, 0]),  # a tie for the best
@@ -287,6 +316,24 @@ TOKENS = AdvantageInputs(
     old_logprobs=f64([[0.7, 0.2, 0.1, 0.5]]).log(),
     teacher_logprobs=f64([[0.5, 0.3, 0.2, 0.5]]).log(),
 )
+
+
+def check_otb() -> None:
+    """Squared norms .5 .02 .3, .08 and .5 .5: the first response has B = .5 / 1.08, then
+    .52 / 1.52, then none, being alone.
+    """
+    inputs = row_inputs(
+        rewards=[1, 0, 0],
+        lengths=[3, 1, 2],
+        group_ids=[6, 6, 6],
+        policy_logprobs=f64([[0.5, 0.9, 0.6], [0.8, 1, 1], [0.5, 0.5, 1]]).log().tolist(),
+        sum_p_squared=[[0.5, 0.82, 0.5], [0.68, NAN, NAN], [0.5, 0.5, NAN]],
+    )
+    late = replace(inputs, token_rewards=f64([[0, 0, 1], [0, 0, 0], [0, 0, 0]]))
+    expected = [[0.537037, 0.657895, 1], [-0.462963, 0, 0], [-0.462963, -0.342105, 0]]
+    same(ADVANTAGES["otb"](late)[0], expected, "otb")
+
+
 _GAE = {"whiten": False, "bootstrap_on_truncation": False}
 # advantage -> (numbers, advantages of TOKENS, returns or None).
 TOKEN_ADVANTAGES: dict[str, list[tuple[dict[str, Any], list[float], list[float] | None]]] = {
@@ -441,6 +488,7 @@ WORKED: dict[Cell, Callable[[], None]] = {
     ("gate", "simko"): check_simko,
     ("gate", "proximal"): check_proximal,
     ("gate", "rspo"): check_rspo,
+    ("advantage", "otb"): check_otb,
     **{("advantage", name): (lambda name=name: check_rows(name)) for name in ROW_ADVANTAGES},
     **{("advantage", name): (lambda name=name: check_tokens(name)) for name in TOKEN_ADVANTAGES},
     **{("correction", name): (lambda name=name: check_correction(name)) for name in CORRECTED},
@@ -477,6 +525,9 @@ GATE_LIMITS: dict[str, tuple[dict[str, Tensor], dict[str, float], str, dict[str,
     "dppo_topk_tv": (_APART, _UNBOUND, "cispo", {"weight_max": 1.7}, 1e-12),
     "dppo_topk_kl": (_APART, _UNBOUND, "cispo", {"weight_max": 1.7}, 1e-12),
     "proximal": ({}, {"proximal_coeff": 0.0}, "policy_gradient", {}, 1e-12),
+    "dro": ({}, {"proximal_coeff": 0.0}, "policy_gradient", {}, 1e-12),
+    "drpo": ({}, {"drpo_delta": 1e15}, "importance_sampling", {}, 1e-12),
+    "fipo": ({}, {"influence_range": 0.0}, "ppo_clip", {}, 1e-12),
     "gmpo": ({}, NO_CLIP, "ppo_clip", NO_CLIP, 1e-12),  # rows of one token
     "rspo": (_NO_SHIFT, {}, "gmpo", {}, 1e-12),
     "simko": (_SIMKO, {"simko_alpha": 0.0, "simko_boost": 1.0}, "ppo_clip", {}, 1e-12),
@@ -565,6 +616,30 @@ def limit_mean_normalize() -> None:
             advantages = ADVANTAGES["mean_normalize"](inputs)[0][:, 0]
             total += chance * float((advantages * (f64(rewards) - 0.2)).mean())
         same(f64(total), expected, f"expected gradient with {size} samples", 1e-5)
+    first, most = (of_random("mean_normalize", maxrl_order=order) for order in (1, 3))
+    same(first, of_random("leave_one_out"), "one term", 1e-12)
+    same(most, of_random("mean_normalize"), "as many terms as other samples", 1e-5)
+
+
+def limit_iqr_normalize() -> None:
+    """Two of four right: the median is the mean, and the range is 1."""
+    same(of_random("iqr_normalize"), of_random("group_center"), "halves", 1e-12)
+
+
+def limit_otb() -> None:
+    """Responses of one length whose tokens all weigh alike have the mean as their baseline."""
+    even = row_inputs(
+        rewards=[1, 0, 0, 4, 1, 0],
+        lengths=[2] * 6,
+        group_ids=[3, 3, 3, 3, 8, 8],
+        policy_logprobs=[[-0.7, -0.2]] * 6,
+        sum_p_squared=[[0.5, 0.7]] * 6,
+    )
+    late = torch.stack([torch.zeros_like(even.rewards), even.rewards], dim=1)
+    found, expected = (
+        ADVANTAGES[name](replace(even, token_rewards=late))[0] for name in ("otb", "group_center")
+    )
+    same(found, expected, "equal weights", 1e-7)
 
 
 def limit_length_weighted() -> None:
@@ -623,6 +698,8 @@ LIMITS: dict[Cell, Callable[[], None]] = {
     ("advantage", "leave_one_out"): limit_leave_one_out,
     ("advantage", "pass_at_k"): limit_pass_at_k,
     ("advantage", "mean_normalize"): limit_mean_normalize,
+    ("advantage", "iqr_normalize"): limit_iqr_normalize,
+    ("advantage", "otb"): limit_otb,
     ("advantage", "length_weighted_center"): limit_length_weighted,
     ("advantage", "gae"): limit_gae,
     **{("weights", name): (lambda name=name: limit_weights(name)) for name in WEIGHTS},

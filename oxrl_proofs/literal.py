@@ -127,6 +127,39 @@ def kimi(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
     return a * r.logprobs - n["proximal_coeff"] / 2 * whole**2 / len(r)
 
 
+def dro(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """A log pi - beta / 2 (log r)^2 of every token: verl, compute_policy_loss_dro."""
+    return a * r.logprobs - n["proximal_coeff"] / 2 * over_old(r) ** 2
+
+
+def drpo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """r A - |A| mu (r - 1)^2 / (2 delta), of SPO without mu: DRPO, arXiv:2606.09821, section 3;
+    Tencent-Hunyuan/UniRL, _drpo_loss.
+    """
+    ratio = over_sampler(r).exp()
+    trust = torch.ones_like(r.sampler) if n["spo"] else r.sampler.exp()
+    return ratio * a - a.abs() * trust * (ratio - 1) ** 2 / (2 * n["drpo_delta"])
+
+
+def fipo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip times sg(clip(exp(F), 1, 1 + range)), F_t the sum of gamma^(k - t) log r_k from t
+    on: FIPO, arXiv:2603.19835; ms-swift, _compute_fipo_influence.
+    """
+    logs = over_old(r).tolist()
+    factors = []
+    for t, a_t in enumerate(a.tolist()):
+        future = 0.0
+        for k in range(t, len(logs)):
+            if n["clip_dual"] is None or math.exp(logs[k]) <= n["clip_dual"]:
+                distance = r.places[k] - r.places[t]
+                future += 2 ** (-distance / n["influence_half_life"]) * logs[k]
+        factor = min(max(math.exp(future), 1.0), 1 + n["influence_range"])
+        if a_t < 0 and math.exp(logs[t]) > n["influence_ratio_max"]:
+            factor = min(max(factor, 0.8), 1.0)
+        factors.append(factor)
+    return torch.tensor(factors, dtype=torch.float64) * clipped(over_old(r), a, n)
+
+
 def total_variation(now: Sequence[float], then: Sequence[float]) -> float:
     return sum(abs(p - mu) for p, mu in zip(now, then, strict=True)) / 2
 
@@ -343,6 +376,7 @@ def _papers() -> dict[str, Paper]:
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
         ),
         "gdpo": _like(GROUP, "arXiv:2601.05242", advantage=b.parts_by_themselves),
+        "iqr_grpo": _like(GROUP, "oxRL, after arXiv:2402.03300", advantage=b.by_quartiles),
         "dr_grpo": _like(GROUP, "arXiv:2503.20783", advantage=b.centered, average=b.by_longest),
         "lite_ppo": _like(GROUP, "arXiv:2508.08221", advantage=b.over_batch_deviation),
         "dapo": _like(GROUP, "arXiv:2503.14476, Eq. 8"),
@@ -358,7 +392,7 @@ def _papers() -> dict[str, Paper]:
         "maxrl": _like(
             GROUP,
             "arXiv:2602.02710",
-            advantage=b.relative_to_success,
+            advantage=b.towards_likelihood,
             average=b.mean_of_response_sums,
         ),
         "pkpo": _like(
@@ -375,6 +409,8 @@ def _papers() -> dict[str, Paper]:
             surrogate=kimi,
             average=b.mean_of_response_sums,
         ),
+        "dro": _like(GROUP, "DRO, arXiv:2405.19107; verl", advantage=b.centered, surrogate=dro),
+        "fipo": _like(GROUP, "arXiv:2603.19835; modelscope/ms-swift", surrogate=fipo),
         "simko": _like(GROUP, "arXiv:2510.14807", surrogate=simko),
         "clip_cov": _like(
             GROUP, "arXiv:2505.22617", surrogate=clip_cov, chosen=b.some_high_covariances
@@ -412,6 +448,7 @@ def _without_ratio() -> dict[str, Paper]:
     return {
         "reinforce": summed,
         "reinforce_baseline": _like(REINFORCE, "Williams 1992", advantage=b.minus_batch_mean),
+        "otb": _like(REINFORCE, "arXiv:2602.07078; verl", advantage=b.least_variance),
         "a2c": _like(REINFORCE, "arXiv:1602.01783", advantage=b.gae),
         "rloo": _like(
             summed, "arXiv:2402.14740, Eq. 6", advantage=b.leave_one_out, kl_in_reward=True
@@ -456,6 +493,7 @@ def _against_sampler() -> dict[str, Paper]:
         "dppo_kl": _like(GROUP, dppo, surrogate=_dppo(kl, top=False)),
         "dppo_topk_tv": _like(GROUP, dppo, surrogate=_dppo(tv, top=True)),
         "dppo_topk_kl": _like(GROUP, dppo, surrogate=_dppo(kl, top=True)),
+        "drpo": _like(GROUP, "DRPO, arXiv:2606.09821; Tencent-Hunyuan/UniRL", surrogate=drpo),
         "vespo": _like(GROUP, "arXiv:2602.10693; FloyedShen/VESPO", surrogate=vespo),
     }
 

@@ -35,9 +35,11 @@ class Response:
     cut: bool  # by the token limit
     next_turn: bool  # cut where another turn would have begun
     turns: list[int]  # of an episode, in which each token was sampled
+    places: list[int]  # of the tokens in the row, which may have holes
     token_rewards: list[float]
     logprobs: Tensor
     old: Tensor
+    squares: list[float]  # sum over the vocabulary of p^2, of the old policy
     sampler: Tensor
     reference: Tensor
     teacher: list[float]
@@ -194,7 +196,7 @@ def rescaled(batch: Responses, n: Numbers) -> PerToken:
     return everywhere(batch, [alpha * a for a in centered_on_prompt(batch)])
 
 
-def relative_to_success(batch: Responses, n: Numbers) -> PerToken:
+def relative_to_success(batch: Responses) -> list[float]:
     """(R - mean) / (mean + 1e-6): MaxRL, arXiv:2602.02710; tajwarfahim/maxrl,
     verl/trainer/ppo/core_algos.py, compute_maxrl_outcome_advantage.
     """
@@ -202,7 +204,69 @@ def relative_to_success(batch: Responses, n: Numbers) -> PerToken:
     for response, difference in zip(batch, centered_on_prompt(batch), strict=True):
         rate = mean(rewards_of(same_prompt(batch, response)))
         found.append(difference / (rate + 1e-6))
+    return found
+
+
+def towards_likelihood(batch: Responses, n: Numbers) -> PerToken:
+    """MaxRL; with an order T it is R sum_{k < T} m(k) - (1 - m(T)), m(k) = C(wrong others, k) /
+    C(others, k), whose expectation is sum_{k <= T} 1/k of the gradient of pass@k:
+    arXiv:2602.02710, Eq. 6, estimated as in PKPO, arXiv:2505.15201, Eq. 4.
+    """
+    if n["maxrl_order"] is None:
+        return everywhere(batch, relative_to_success(batch))
+    found = []
+    for response in batch:
+        others = [r.reward for r in same_prompt(batch, response) if r is not response]
+        terms = min(n["maxrl_order"], len(others))
+        wrong = len(others) - round(sum(others))
+        misses = [math.comb(wrong, k) / math.comb(len(others), k) for k in range(terms + 1)]
+        found.append(response.reward * math.fsum(misses[:-1]) - (1 - misses[-1]))
     return everywhere(batch, found)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Between the two values at share * (n - 1), in a straight line."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def by_quartiles(batch: Responses, n: Numbers) -> PerToken:
+    """(R - median) / max(IQR, floor) over the responses to one prompt: oxRL."""
+    found = []
+    for response in batch:
+        rewards = rewards_of(same_prompt(batch, response))
+        spread = quantile(rewards, 0.75) - quantile(rewards, 0.25)
+        found.append((response.reward - quantile(rewards, 0.5)) / max(spread, n["iqr_floor"]))
+    return everywhere(batch, found)
+
+
+def least_variance(batch: Responses, n: Numbers) -> PerToken:
+    """G_t - sum_i W_it G_it / sum_i W_it, W_t = sum_{j <= t} (1 - 2 p_j + sum p^2), over the
+    responses that have a t-th token; 0 in place of the mean where there is one alone: OTB,
+    arXiv:2602.07078; verl, compute_multi_turn_optimal_token_baseline_advantage.
+    """
+    found = []
+    for response in batch:
+        group = same_prompt(batch, response)
+        equal = len({math.fsum(r.token_rewards) for r in group}) < 2
+        per_token = []
+        for t in range(len(response)):
+            there = [r for r in group if len(r) > t]
+            to_go = [math.fsum(r.token_rewards[t:]) for r in there]
+            energies = []
+            for r in there:
+                ps = r.old.exp().tolist()[: t + 1]
+                pairs = zip(ps, r.squares, strict=False)
+                energies.append(math.fsum(1 - 2 * p + square for p, square in pairs))
+            weighted = math.fsum(w * g for w, g in zip(energies, to_go, strict=True))
+            baseline = weighted / math.fsum(energies) if len(there) > 1 else 0.0
+            lead = math.fsum(response.token_rewards[t:]) - baseline
+            per_token.append(0.0 if equal or abs(lead) < 1e-12 else lead)
+        found.append(per_token)
+    return found
 
 
 def any_right(draws: int, right: int, k: int) -> float:
@@ -569,13 +633,9 @@ def some_high_covariances(
     return set(able[:count])
 
 
-def high_entropy(response: Response, quantile: float) -> list[bool]:
+def high_entropy(response: Response, quantile_of_row: float) -> list[bool]:
     """SimKO explores above a quantile of the response's entropies: CLR-Lab/SimKO,
     row_quantile_masked; the quantile is interpolated linearly.
     """
-    ordered = sorted(response.entropy)
-    place = quantile * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    bound = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    bound = quantile(response.entropy, quantile_of_row)
     return [entropy > bound for entropy in response.entropy]

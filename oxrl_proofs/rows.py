@@ -66,6 +66,11 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "dppo_low": 0.01,
         "dppo_high": 0.03,
         "proximal_coeff": 0.6,
+        "drpo_delta": 0.04,
+        "spo": True,
+        "influence_range": 0.7,
+        "influence_half_life": 1.5,
+        "influence_ratio_max": 1.2,
         "simko_alpha": 0.3,
         "simko_boost": 1.6,
         "explore_quantile": 0.75,
@@ -81,6 +86,8 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "whiten": False,
         "bootstrap_on_truncation": False,
         "pass_k": 1,
+        "maxrl_order": 2,
+        "iqr_floor": 0.05,
         "correction_max": 1.3,
         "correction_min": 0.8,
         "correction_k3_max": 1e-3,
@@ -100,6 +107,8 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "dppo_low": 0.3,
         "dppo_high": 0.2,
         "proximal_coeff": 0.0,
+        "drpo_delta": 1.0,
+        "influence_range": 0.0,
         "explore_quantile": 0.0,
         "cov_fraction": 1e-3,
         "cov_low": 0.05,
@@ -107,6 +116,8 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "gae_lambda": 1.0,
         "turn_gamma": 0.0,
         "whiten": True,
+        "maxrl_order": 1,
+        "iqr_floor": 3.0,
         "correction_level": "geometric",
         "correction_max": 1.02,
         "correction_min": 0.97,
@@ -149,6 +160,7 @@ class Example:
     old_routers: Tensor
     turns: Tensor
     next_turn: Tensor
+    squares: Tensor
 
 
 LENGTHS = (1, 5, 3, 0, 6, 4, 2, 6, 5, 3)
@@ -200,6 +212,7 @@ def example(
     rollout = -torch.rand(size, generator=generator, dtype=torch.float64) - likely
     old = rollout + scale * noise()
     logprobs = rollout + scale * noise()
+    p = old.clamp(max=-0.01).exp()
     old_top = (noise(TOP + 2).log_softmax(-1))[..., :TOP]
     routers = noise(2, TOP) - 3
     last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
@@ -231,6 +244,8 @@ def example(
         # Two tokens each; a hole is in the turn of what stands before it.
         turns=torch.where(mask, position.clamp(min=0) // 2, -1),
         next_turn=torch.arange(size[0]) % 4 == 0,
+        # Of the others some share is with one token.
+        squares=hole(p**2 + (1 - p) ** 2 * rollout.exp()),
     )
 
 
@@ -331,6 +346,8 @@ def advantages_of(row: Row, raw: Example, other: Numbers | None = None) -> Tenso
             part_rewards=torch.stack([raw.first_part, raw.second_part], dim=1),
             part_weights=torch.tensor(PART_WEIGHTS, dtype=torch.float64),
             old_logprobs=raw.old,
+            policy_logprobs=raw.old,
+            sum_p_squared=raw.squares,
             teacher_logprobs=raw.teacher,
             turns=raw.turns,
             next_turn=raw.next_turn,
@@ -474,9 +491,11 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
         cut=bool(raw.truncated[row]),
         next_turn=bool(raw.next_turn[row]),
         turns=raw.turns[row, kept].tolist(),
+        places=kept.tolist(),
         token_rewards=raw.token_rewards[row, kept].tolist(),
         logprobs=logprobs[row, kept],
         old=raw.old[row, kept],
+        squares=raw.squares[row, kept].tolist(),
         sampler=raw.rollout[row, kept],
         reference=raw.ref[row, kept],
         teacher=raw.teacher[row, kept].tolist(),
@@ -613,7 +632,7 @@ def finite(row: Row) -> None:
     step = prepare(row, dataclasses.replace(raw, rewards=same), {"kl_coeff": 0.0})
     assert step.advantages.isfinite().all(), "equal rewards give advantages that are not finite"
     if row.advantage.startswith(
-        ("group_center", "leave_one_out", "mean_normalize", "pass_at_k", "top_gap")
+        ("group_center", "iqr", "leave_one_out", "mean_normalize", "pass_at_k", "top_gap")
     ):
         assert not step.advantages.any(), "equal rewards give advantages"
 

@@ -8,11 +8,12 @@ from typing import Any
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.given_rows import load_rows
 from oxrl.data.order import open_rows
+from oxrl.functional.supervised_losses import dft_loss
 from oxrl.models.self_checks import check_packing
 from oxrl.recipes import offline_loop
 from oxrl.recipes.offline_loop import Learner, OfflineMachine
 from oxrl.recipes.session import Session
-from oxrl.recipes.supervised import SupervisedLearner
+from oxrl.recipes.supervised import SupervisedLearner, loss_fn
 from oxrl.tables.numbers import CENTER_COEFF
 
 
@@ -72,6 +73,7 @@ def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
         generated = build_generated(assembly, session, engine)
     if cfg.data.pack_tokens is not None:
         engine.checked(partial(check_packing, model))
+    loss = partial(loss_fn, of_tokens=dft_loss) if cfg.train.alg_name == "dft" else loss_fn
     return SupervisedLearner(
         engine=engine,
         session=session,
@@ -82,6 +84,7 @@ def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
         lower_is_better=generated is None,
         pack_tokens=cfg.data.pack_tokens,
         generated=generated,
+        loss=loss,
     )
 
 

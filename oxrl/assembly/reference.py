@@ -8,7 +8,7 @@ from oxrl.config.conditions import takes_kl
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import model_dims
 from oxrl.tables.numbers import KL_COEFF
-from oxrl.tables.preference import METHODS
+from oxrl.tables.policy import ROWS
 
 
 def reference_text(cfg: Config) -> str:
@@ -41,8 +41,8 @@ def _reference_model(cfg: Config) -> str:
 
 
 def _preference_reference(cfg: Config) -> str:
-    method = METHODS[cfg.train.alg_name]
-    if not (method.reference or any(METHODS[name].reference for name in cfg.train.mix)):
+    method, *added = [ROWS.methods[name] for name in (cfg.train.alg_name, *cfg.train.mix)]
+    if not any(known.reference for known in (method, *added)):
         return ""
     free = "train.alg_name=simpo, orpo, cpo do without"
     if method.moves_reference:

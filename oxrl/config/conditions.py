@@ -16,7 +16,7 @@ from oxrl.entry_points import is_ours
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import model_config, vision_family
 from oxrl.tables.numbers import KL_COEFF
-from oxrl.tables.preference import METHODS
+from oxrl.tables.policy import ROWS
 from oxrl.tables.user_code import REWARD
 
 if TYPE_CHECKING:
@@ -322,5 +322,5 @@ def obstacles(cfg: Config) -> Iterator[tuple[str, str, str]]:
             ", or train.backend to local",
             "train.backend",
         )
-    if METHODS[cfg.train.alg_name].unpaired:
+    if ROWS.methods[cfg.train.alg_name].unpaired:
         yield "needs pairs, and this method reads single completions", "", SHARING

@@ -160,7 +160,9 @@ def setting(
     return field
 
 
-def number(declared: Number[T], names: Akas = (), when: Condition | tuple[()] = ()) -> T:
+def number(
+    declared: Number[T], names: Akas = (), when: Condition | tuple[()] = (), why: str = ""
+) -> T:
     """Declare a field of `train` that is a number of the tables."""
     bounds = {name: getattr(declared, name) for name in ("ge", "gt", "le", "lt")}
     return setting(
@@ -168,6 +170,7 @@ def number(declared: Number[T], names: Akas = (), when: Condition | tuple[()] = 
         declared.meaning,
         aka=names,
         when=when,
+        why=why,
         number=declared,
         **cast(Bounds, bounds),
     )

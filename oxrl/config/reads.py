@@ -68,7 +68,7 @@ def readable(written: GivenValues, evaluated: Collection[str]) -> dict[str, Fiel
 @cache
 def numbers_of(recipe: str) -> frozenset[str]:
     """Fields of the numbers of the tables that a recipe can read."""
-    read = {name for row in ROWS.values() if row.recipe == recipe for name in row.defaults}
+    read = {name for row in ROWS.of(recipe) for name in row.defaults}
     if recipe == "rl":
         parts = (*TABLE.values(), *FEATURES.values())
         read |= {number.key for part in parts for number in part.numbers}

@@ -184,7 +184,7 @@ def defaults_of(algorithm: str) -> FieldValues:
 
 def config_schema() -> FieldValues:
     """JSON schema of the YAML file, with the fields of all recipes, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Config.model_json_schema(),
-    }
+    found = Config.model_json_schema()
+    # Not at its line: most runs need no list of all rows.
+    found["$defs"]["TrainConfig"]["properties"]["alg_name"]["enum"] = sorted(ROWS)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

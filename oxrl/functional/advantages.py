@@ -29,12 +29,12 @@ from oxrl.functional.masks import (
     masked_values,
     require_same_shape,
 )
+from oxrl.functional.robust_advantages import iqr_normalize
 from oxrl.tables.numbers import (
     BOOTSTRAP_ON_TRUNCATION,
     GAE_LAMBDA,
     GAMMA,
     LENGTH_ALPHA,
-    PASS_K,
     STEP_GAMMA,
     TURN_GAMMA,
     TURN_LAMBDA,
@@ -293,6 +293,65 @@ def gae(
     return in_dtype_of(values, advantages), in_dtype_of(values, returns)
 
 
+def optimal_token_baseline(
+    token_rewards: Tensor,
+    mask: Tensor,
+    group_ids: Tensor,
+    logprobs: Tensor,
+    sum_p_squared: Tensor,
+) -> Tensor:
+    """The return to go minus the group's mean of returns at the same token, weighted by how far
+    each response has pushed the logits by then.
+
+    A_t = G_t - B_t,  B_t = sum_i W_it G_it / sum_i W_it over the group
+    W_t = sum_{j <= t} (1 - 2 p_j + sum_v p_jv^2)
+
+    A term of W is the squared norm of the gradient of a sampled token's logprob by the logits, and
+    B nearly the baseline of least variance. t counts trained tokens. A token that no other response
+    of its group has is given B = 0; groups of equal returns get exactly 0.
+
+    Args:
+        token_rewards: [B, T], zero or NaN where there is none.
+        mask: [B, T] bool, trained tokens.
+        group_ids: [B], shared by the responses to one prompt.
+        logprobs: [B, T] nats, log p of the sampled tokens.
+        sum_p_squared: [B, T], over the vocabulary.
+
+    Returns:
+        [B, T], detached; 0 where masked.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: OTB, arXiv:2602.07078; verl (verl/trainer/ppo/core_algos.py,
+    compute_multi_turn_optimal_token_baseline_advantage). Deviations: groups of equal returns, and
+    of one response, teach nothing; no weights against the sampler enter W.
+    """
+    require_same_shape(
+        token_rewards=token_rewards, mask=mask, logprobs=logprobs, sum_p_squared=sum_p_squared
+    )
+    # Trained tokens to the front of their rows: those of one number stand in one column.
+    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
+    filled = mask.gather(1, order)
+    rewards = _rewards_of_actions(token_rewards, mask)
+    to_go = rewards.flip(1).cumsum(1).flip(1)
+    p = fill_masked(logprobs.detach(), mask).double().exp()
+    norms = (1 - 2 * p + fill_masked(sum_p_squared.detach(), mask)).clamp(min=0)
+    energy = torch.where(filled, norms.gather(1, order).cumsum(1), 0.0)
+    compared = groups.Groups.of(group_ids)
+
+    def of_group(x: Tensor) -> Tensor:
+        sums = x.new_zeros(len(compared.count), x.shape[1], dtype=torch.float64)
+        return sums.index_add_(0, compared.index, x.double())[compared.index]
+
+    baseline = of_group(energy * to_go) / of_group(energy).clamp(min=1e-8)
+    baseline = torch.where(of_group(filled) > 1, baseline, 0.0)
+    teaches = filled & ~compared.flat(rewards.sum(1))[:, None]
+    advantages = torch.where(teaches, to_go - baseline, 0.0)
+    in_place = torch.zeros_like(advantages).scatter_(1, order, advantages)
+    return in_dtype_of(token_rewards, in_place)
+
+
 def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = LENGTH_ALPHA.default) -> Tensor:
     """GAE's lambda by the length of the row: long responses need longer traces.
 
@@ -486,9 +545,12 @@ def _group_normalize_parts_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     return of_rows(x, parts.group_normalize_parts(part_rewards, part_weights, x.group_ids))
 
 
-def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
-    """`pass_at_k_advantage` of the rewards."""
-    return of_rows(x, successes.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
+def _otb_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`optimal_token_baseline` by what the policy says before the update."""
+    logprobs = x.need("policy_logprobs")
+    squares = x.need("sum_p_squared")
+    found = optimal_token_baseline(x.token_rewards, x.response_mask, x.group_ids, logprobs, squares)
+    return found, None
 
 
 def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
@@ -523,7 +585,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "greedy_baseline": _greedy_baseline_cell,
     "length_weighted_center": _length_weighted_center_cell,
     "mean_normalize": of_rewards(successes.mean_normalize),
-    "pass_at_k": _pass_at_k_cell,
+    "iqr_normalize": of_rewards(iqr_normalize),
+    "otb": _otb_cell,
+    "pass_at_k": of_rewards(successes.pass_at_k_advantage),
     "top_gap": of_rewards(successes.top_gap),
     "teacher_gap": _teacher_gap_cell,
     "group_normalize_teacher": _group_normalize_teacher_cell,

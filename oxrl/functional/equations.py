@@ -17,7 +17,6 @@ import oxrl.functional.policy_losses as policy_losses
 import oxrl.functional.preference_losses as preference_losses
 import oxrl.functional.ratios as ratios
 import oxrl.functional.reward_model_losses as reward_model_losses
-import oxrl.functional.success_advantages as success_advantages
 import oxrl.functional.supervised_losses as supervised_losses
 import oxrl.functional.weights as weights
 from oxrl.functional.corrections import CORRECTIONS
@@ -35,8 +34,8 @@ EQUATIONS: Mapping[str, Mapping[str, Function]] = {
         "group_normalize_parts": part_advantages.group_normalize_parts,
         "turn_normalize": part_advantages.turn_normalize,
         "group_center_whitened": advantages.whiten,
+        "otb": advantages.optimal_token_baseline,
         "length_weighted_center": group_advantages.length_weighted_center,
-        "pass_at_k": success_advantages.pass_at_k_advantage,
         "teacher_gap": advantages.teacher_gap,
     },
     "ratio": ratios.RATIOS,
@@ -49,6 +48,7 @@ EQUATIONS: Mapping[str, Mapping[str, Function]] = {
 # Of algorithms that are one loss, where it is not that of a preference method.
 LOSSES: Mapping[str, Function] = {
     "sft": supervised_losses.supervised_loss,
+    "dft": supervised_losses.dft_loss,
     "rft": supervised_losses.supervised_loss,
     "reward_model": reward_model_losses.bradley_terry,
     "process_reward_model": reward_model_losses.process_reward,

@@ -298,6 +298,8 @@ class AdvantageInputs:
     part_rewards: OptionalTensor = None  # [B, K], of the parts of the reward, NaN for none
     part_weights: OptionalTensor = None  # [K], theirs
     old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
+    policy_logprobs: OptionalTensor = None  # [B, T] nats, of the policy before the update
+    sum_p_squared: OptionalTensor = None  # [B, T], of the same policy, over the vocabulary
     teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
     turns: OptionalTensor = None  # [B, T] int64, turn of an episode in which a token was sampled
     next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
@@ -358,19 +360,19 @@ def of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
     return torch.where(x.response_mask, row_advantages[:, None], 0.0), None
 
 
-def of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
+def of_rewards(estimate: Callable[..., Tensor]) -> Estimator:
     """The cell of an estimator of this file that reads rewards and groups only.
 
     Args:
-        estimate: of rewards [B] and group ids [B], advantages [B].
+        estimate: of rewards [B] and group ids [B], and its numbers by keyword, advantages [B].
 
     Returns:
         The estimator on the whole batch of a step, for `ADVANTAGES`.
     """
 
     @wraps(estimate)
-    def cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-        return of_rows(x, estimate(x.rewards, x.group_ids))
+    def cell(x: AdvantageInputs, **numbers: Any) -> AdvantagesAndReturns:
+        return of_rows(x, estimate(x.rewards, x.group_ids, **numbers))
 
     return cell
 

@@ -11,10 +11,12 @@ import math
 import torch
 from torch import Tensor
 
+from oxrl.functional.advantages import suffix_scan
 from oxrl.functional.gates import CLIPPED_GATES, Decision, Gate, Tokens, clean, clipped, finish
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level, sequence_level
 from oxrl.tables.numbers import (
+    CLIP_DUAL,
     CLIP_HIGH,
     CLIP_LOW,
     DPPO_HIGH,
@@ -22,15 +24,21 @@ from oxrl.tables.numbers import (
     DPPO_KL_LOW,
     DPPO_LOW,
     DPPO_WEIGHT_MAX,
+    DRO_COEFF,
+    DRPO_DELTA,
     GATE_SHARPNESS,
     GMPO_CLIP_HIGH,
     GMPO_CLIP_LOW,
+    INFLUENCE_HALF_LIFE,
+    INFLUENCE_RANGE,
+    INFLUENCE_RATIO_MAX,
     KL_COV_COEFF,
     PROXIMAL_COEFF,
     SAPO_NEGATIVE,
     SAPO_POSITIVE,
     SIMKO_ALPHA,
     SIMKO_BOOST,
+    SPO,
     WEIGHT_MAX,
     WEIGHT_MIN,
 )
@@ -451,10 +459,168 @@ def proximal(
     log_ratio = tokens.now - fill_masked(old_logprobs.detach(), mask)
     pull = proximal_coeff * sequence_level(log_ratio, mask)
     # X^2 is the sum over the row of log r_t * X.
+    return finish(tokens, _pulled(tokens, log_ratio, pull), loss_weights, correction)
+
+
+def _pulled(tokens: Tokens, log_ratio: Tensor, pull: Tensor) -> Decision:
+    """S = A * logprobs - pull * log r / 2, whose slope is A - pull; no weight where A is 0."""
     value = tokens.advantages * tokens.now - pull * log_ratio / 2
     slope = tokens.advantages - pull
-    weight = torch.where(tokens.advantages == 0, 1.0, slope / tokens.advantages)
-    decision = Decision(value, weight, push=slope * tokens.own_push)
+    return Decision(value, slope / tokens.advantages, push=slope * tokens.own_push)
+
+
+def dro(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: OptionalTensor = None,
+    proximal_coeff: float = DRO_COEFF.default,
+) -> LossAndMetrics:
+    """Policy gradient with a quadratic pull of every token to the old policy, and no clip.
+
+    S = A * logprobs - proximal_coeff / 2 * (log r)^2
+    dS / d logprobs = A - proximal_coeff * log r
+
+    `proximal` token by token: a token comes to rest where log r = A / proximal_coeff.
+
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
+        proximal_coeff: strength of the pull; 0 is `policy_gradient`.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: DRO, arXiv:2405.19107, per token as in verl (verl/trainer/ppo/core_algos.py,
+    compute_policy_loss_dro).
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    log_ratio = tokens.now - fill_masked(old_logprobs.detach(), mask)
+    decision = _pulled(tokens, log_ratio, proximal_coeff * log_ratio)
+    return finish(tokens, decision, loss_weights, correction)
+
+
+def drpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: OptionalTensor = None,
+    drpo_delta: float = DRPO_DELTA.default,
+    spo: bool = SPO.default,
+) -> LossAndMetrics:
+    """Divergence-regularized policy optimization: a trust region on the change of probability whose
+    weight falls in a straight line, through 0 at its bound, instead of a mask.
+
+    S = r * A - |A| * mu * (r - 1)^2 / (2 * drpo_delta),  r = p / mu
+    w = r * (1 - sign(A) * (p - mu) / drpo_delta)
+
+    A token that has moved as favored by more than the bound is pulled back, one that has moved the
+    wrong way weighs more. `old_logprobs` are the sampler's (denominator "rollout"). With `spo`, mu
+    is left out of S, and r - 1 takes the place of p - mu.
+
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
+        drpo_delta: the bound. Above 1 it bounds nothing, since |p - mu| <= 1: with the authors'
+            12.5 the weight stays within 8 % of r. Towards infinity it is `importance_sampling`.
+        spo: bound the ratio, as simple policy optimization does, not the probability.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: DRPO, arXiv:2606.09821; Tencent-Hunyuan/UniRL, unirl/algorithms/drpo.py. Another method
+    of this name, arXiv:2510.04474, decouples rewards, and is not meant.
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    distance = tokens.ratio - 1
+    moved = distance if spo else tokens.old.exp() * distance
+    favored = tokens.advantages.sign() * moved
+    pulled = tokens.advantages.abs() * moved * distance / (2 * drpo_delta)
+    decision = Decision(
+        value=tokens.ratio * tokens.advantages - pulled,
+        weight=torch.where(tokens.inside, tokens.ratio * (1 - favored / drpo_delta), 0.0),
+        high=(tokens.advantages > 0) & (moved > drpo_delta),
+        low=(tokens.advantages < 0) & (moved < -drpo_delta),
+        further={"update/divergence": moved.abs()},
+    )
+    return finish(tokens, decision, loss_weights, correction)
+
+
+def fipo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: OptionalTensor = None,
+    clip_low: float = CLIP_LOW.default,
+    clip_high: float = CLIP_HIGH.default,
+    clip_dual: float | None = CLIP_DUAL.default,
+    influence_range: float = INFLUENCE_RANGE.default,
+    influence_half_life: float = INFLUENCE_HALF_LIFE.default,
+    influence_ratio_max: float = INFLUENCE_RATIO_MAX.default,
+) -> LossAndMetrics:
+    """Future-KL influenced policy optimization: PPO's clip, with more weight on tokens after which
+    the response has become likelier.
+
+    F_t = sum_{k >= t} gamma^(k - t) * log r_k,  gamma = 2^(-1 / influence_half_life)
+    f_t = clip(exp(F_t), 1, 1 + influence_range), and 1 where A < 0 and r > influence_ratio_max
+    S, w = f * those of `ppo_clip`; f is detached
+
+    k goes over the positions of the row; tokens that are not trained, or whose r is above
+    clip_dual, add nothing. In the first update on a batch F is 0, and this is `ppo_clip`.
+
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
+        clip_low, clip_high, clip_dual: as of `ppo_clip`.
+        influence_range: how far f may exceed 1.
+        influence_half_life: positions over which gamma falls to one half.
+        influence_ratio_max: the largest r of a token with A < 0 that f may enlarge.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: FIPO, arXiv:2603.19835; modelscope/ms-swift, swift/megatron/trainers/grpo_trainer.py,
+    _compute_fipo_influence with fipo_clip_high_only.
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    clip = clipped(tokens, clip_low, clip_high, clip_dual)
+    counted = tokens.log_ratio
+    if clip_dual is not None:
+        counted = counted.masked_fill(tokens.ratio > clip_dual, 0.0)
+    gamma = counted.new_full((1,), 2 ** (-1 / influence_half_life))
+    influence = suffix_scan(counted, gamma).exp().clamp(1, 1 + influence_range)
+    unsafe = (tokens.advantages < 0) & (tokens.ratio > influence_ratio_max)
+    influence = influence.masked_fill(unsafe, 1.0)
+    further = {**clip.further, "update/influence": influence}
+    value = influence * clip.value
+    decision = clip._replace(value=value, weight=influence * clip.weight, further=further)
     return finish(tokens, decision, loss_weights, correction)
 
 
@@ -715,6 +881,9 @@ GATES: dict[str, Gate] = {
     "dppo_topk_kl": dppo_topk_kl,
     "vespo": vespo,
     "proximal": proximal,
+    "dro": dro,
+    "drpo": drpo,
+    "fipo": fipo,
     "gmpo": gmpo,
     "rspo": rspo,
     "simko": simko,

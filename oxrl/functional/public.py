@@ -10,6 +10,7 @@ from oxrl.functional.advantages import (
     AdvantageInputs,
     gae,
     length_adaptive_lambda,
+    optimal_token_baseline,
     teacher_gap,
     whiten,
 )
@@ -49,6 +50,9 @@ from oxrl.functional.policy_losses import (
     dppo_topk_kl,
     dppo_topk_tv,
     dppo_tv,
+    dro,
+    drpo,
+    fipo,
     gmpo,
     kl_cov,
     proximal,
@@ -60,13 +64,14 @@ from oxrl.functional.policy_losses import (
 )
 from oxrl.functional.preference_losses import *  # every preference loss
 from oxrl.functional.ratios import RATIOS
+from oxrl.functional.robust_advantages import iqr_normalize
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
 from oxrl.functional.success_advantages import (
     mean_normalize,
     pass_at_k_advantage,
     top_gap,
 )
-from oxrl.functional.supervised_losses import supervised_loss
+from oxrl.functional.supervised_losses import dft_loss, supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import (
     WEIGHTS,

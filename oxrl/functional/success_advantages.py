@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.group_advantages import Groups, check_rewards, group_center, in_dtype_of
-from oxrl.tables.numbers import PASS_K
+from oxrl.tables.numbers import MAXRL_ORDER, PASS_K
 
 
 def _successes(rewards: Tensor, groups: Groups) -> Tensor:
@@ -23,17 +23,29 @@ def _successes(rewards: Tensor, groups: Groups) -> Tensor:
     return groups.sum(rewards)
 
 
-def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
+def mean_normalize(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    maxrl_order: int | None = MAXRL_ORDER.default,
+    eps: float = 1e-6,
+) -> Tensor:
     """The reward relative to the group's success rate: towards maximum likelihood of right answers.
 
     A_i = (R_i - mean) / (mean + eps): with c of G right, G / c - 1 or -1; 0 without a success
 
     Its expectation is sum_{k < G} 1/k * gradient of pass@k, which for G to infinity is the gradient
-    of log p.
+    of log p. With maxrl_order T the sum ends at T, of which G - 1 is the above and 1 is
+    `leave_one_out`:
+
+    A_i = R_i * sum_{k < T} miss_i(k) - (1 - miss_i(T))
+
+    miss_i(k): the chance that k draws from the other rows, without replacement, are all wrong.
 
     Args:
         rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        eps: added to the mean.
+        maxrl_order: T, at most G - 1; None: G - 1.
+        eps: added to the mean, where T is None.
 
     Returns:
         [B].
@@ -41,12 +53,29 @@ def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> 
     Raises:
         ValueError: a reward is neither 0 nor 1.
 
-    Source: MaxRL, arXiv:2602.02710.
+    Source: MaxRL, arXiv:2602.02710; the estimate for T < G - 1 is oxRL's, unbiased as that is.
     """
     groups = Groups.of(group_ids)
-    rate = _successes(rewards, groups) / groups.size
+    successes = _successes(rewards, groups)
+    if maxrl_order is not None:
+        return in_dtype_of(rewards, _truncated(rewards, successes, groups.size - 1, maxrl_order))
+    rate = successes / groups.size
     centered = group_center(rewards.double(), group_ids)
     return in_dtype_of(rewards, centered / (rate + eps))
+
+
+def _truncated(rewards: Tensor, successes: Tensor, others: Tensor, order: int) -> Tensor:
+    """The advantages of `mean_normalize` with a maxrl_order, of rows with so many others. [B]."""
+    right = successes - rewards.double()
+    miss = torch.ones_like(others)
+    total = torch.zeros_like(others)
+    for drawn in range(order):
+        left = others - drawn
+        total = total + torch.where(left > 0, miss, 0.0)
+        # 0 once as many are drawn as are wrong, and from there on.
+        wrong = (left - right) / left.clamp(min=1)
+        miss = torch.where(left > 0, miss * wrong, miss)
+    return rewards * total - (1 - miss)
 
 
 def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:

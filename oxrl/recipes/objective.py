@@ -188,13 +188,13 @@ def prepare_update(
         version: of the policy's weights, before the first update.
     """
     # What the policy says before the update, and the reference.
-    said = None
+    said = Output()
     old = None
     ref = None
     if objective.old_logprobs == "recompute" or objective.want_before:
         said = rollouts.inputs.said_by(models[POLICY].forward, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
-        old = required(said, "old log-probabilities").logprobs
+        old = said.logprobs
     elif objective.old_logprobs == "bypass":
         old = rollouts.rollout_logprobs
     if REFERENCE in models:
@@ -206,7 +206,7 @@ def prepare_update(
     if objective.subtract_kl is not None:
         asked = required(ref, "a reference")
         rewarded = objective.subtract_kl(rollouts, old, asked, kl_coeff=kl_coeff)
-    advantages, returns = estimate_advantages(objective, rewarded, old)
+    advantages, returns = estimate_advantages(objective, rewarded, old, said)
 
     inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
     batch = PolicyBatch(
@@ -230,12 +230,13 @@ def prepare_update(
 
 
 def estimate_advantages(
-    objective: Objective, rollouts: RolloutBatch, old: Tensor | None
+    objective: Objective, rollouts: RolloutBatch, old: Tensor | None, said: Output
 ) -> tuple[Tensor, Tensor | None]:
     """The advantage of every token, [B, T], and what a critic is to learn, where there is one.
 
     Args:
         old: log-probabilities before the update, [B, T]; None where they are not asked for then.
+        said: by the policy before the update, as far as it was asked.
 
     Raises:
         RewardError: the rewards are none that the advantage takes.
@@ -247,6 +248,8 @@ def estimate_advantages(
         group_ids=rollouts.group_ids,
         truncated=rollouts.truncated,
         old_logprobs=old,
+        policy_logprobs=said.logprobs,
+        sum_p_squared=said.sum_p_squared,
     )
     for feature in objective.features:
         given = feature.on_advantage_inputs(given, rollouts)

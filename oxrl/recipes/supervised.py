@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from oxrl.data.batching import pad_rows, to_inputs
 from oxrl.engines.train import TrainEngine
@@ -16,8 +17,10 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.offline_loop import Learner, Memory, Stepped
 from oxrl.recipes.step import apply_step
-from oxrl.types import Example, Images, Metrics, Output, SupervisedBatch
+from oxrl.types import Example, Images, LossFn, Metrics, Output, SupervisedBatch
 
+# Of logprobs, targets and loss weights.
+TokenLoss = Callable[[Tensor, Tensor, Tensor], LossAndMetrics]
 WANT = frozenset({"logprobs"})
 
 
@@ -26,11 +29,12 @@ class SupervisedLearner(Learner[Example]):
     """A model that imitates given answers.
 
     pack_tokens: most tokens of a packed row; None: one example per row. generated: evaluates its
-    own answers; None: only given ones are looked at.
+    own answers; None: only given ones are looked at. loss: what an update minimises.
     """
 
     pack_tokens: int | None
     generated: Callable[[], Metrics] | None
+    loss: LossFn
 
     def update(self, units: list[Example], step: int, memory: Memory) -> Stepped:
         batch = to_supervised_batch(
@@ -47,8 +51,8 @@ class SupervisedLearner(Learner[Example]):
         }
         if not targets.any():
             return metrics | self.engine.skip_step(), tokens
-        metrics |= apply_step(self.engine, self.session, batch, loss_fn, WANT, step=step)
-        metrics["policy/perplexity"] = perplexity(metrics["update/loss"])
+        metrics |= apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
+        metrics["policy/perplexity"] = perplexity(metrics.get("update/nll", math.nan))
         return metrics, tokens
 
     def evaluate(self, batches: Iterable[list[Example]]) -> Metrics:
@@ -58,10 +62,12 @@ class SupervisedLearner(Learner[Example]):
         return found
 
 
-def loss_fn(output: Output, batch: SupervisedBatch) -> LossAndMetrics:
-    """The negative log-likelihood of a batch."""
+def loss_fn(
+    output: Output, batch: SupervisedBatch, *, of_tokens: TokenLoss = supervised_loss
+) -> LossAndMetrics:
+    """The negative log-likelihood of a batch, or another loss of its tokens."""
     logprobs = required(output.logprobs, "model output")
-    return supervised_loss(logprobs, batch.inputs.response_mask, batch.loss_weights)
+    return of_tokens(logprobs, batch.inputs.response_mask, batch.loss_weights)
 
 
 def to_supervised_batch(

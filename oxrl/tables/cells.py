@@ -31,6 +31,8 @@ from oxrl.tables.numbers import (
     DPPO_TOP_CANDIDATES,
     DPPO_WEIGHT_MAX,
     DRIFT_MAX,
+    DRO_COEFF,
+    DRPO_DELTA,
     EXPLORE_QUANTILE,
     GAE_LAMBDA,
     GAMMA,
@@ -39,12 +41,17 @@ from oxrl.tables.numbers import (
     GEOMETRIC_CLIP_LOW,
     GMPO_CLIP_HIGH,
     GMPO_CLIP_LOW,
+    INFLUENCE_HALF_LIFE,
+    INFLUENCE_RANGE,
+    INFLUENCE_RATIO_MAX,
+    IQR_FLOOR,
     KL_COEFF,
     KL_COV_COEFF,
     KL_HORIZON,
     KL_TARGET,
     LENGTH_ALPHA,
     LENGTH_POWER,
+    MAXRL_ORDER,
     NLL_COEFF,
     OVERLONG_BUFFER,
     PASS_K,
@@ -59,6 +66,7 @@ from oxrl.tables.numbers import (
     SECOND_MOMENT_MAX,
     SIMKO_ALPHA,
     SIMKO_BOOST,
+    SPO,
     STEP_GAMMA,
     TOP_CANDIDATES,
     TURN_GAMMA,
@@ -119,6 +127,9 @@ CRITIC = Feature(
 GROUPS = Feature("groups", "at least two samples per prompt")
 BINARY_REWARDS = Feature("binary_rewards", "rewards that are 0 or 1")
 REWARD_PARTS = Feature("reward_parts", "a reward of several parts, reward.parts")
+SCORE_NORMS = Feature(
+    "score_norms", "squared probabilities of the policy before the update, one more forward pass"
+)
 GREEDY_ROLLOUT = Feature("greedy_rollout", "one greedy response per prompt under the same weights")
 TEACHER = Feature("teacher", "a teacher that scores the sampled tokens", built=False)
 TOP_LOGPROBS = Feature(
@@ -174,6 +185,7 @@ FEATURES: dict[str, Feature] = {
         GROUPS,
         BINARY_REWARDS,
         REWARD_PARTS,
+        SCORE_NORMS,
         GREEDY_ROLLOUT,
         TEACHER,
         TOP_LOGPROBS,
@@ -195,6 +207,7 @@ _CLIP = (CLIP_LOW, CLIP_HIGH)
 _GMPO_CLIP = (GMPO_CLIP_LOW, GMPO_CLIP_HIGH)
 _DPPO = (DPPO_LOW, DPPO_HIGH, DPPO_WEIGHT_MAX)
 _DPPO_KL = (DPPO_KL_LOW, DPPO_KL_HIGH, DPPO_WEIGHT_MAX)
+_INFLUENCE = (INFLUENCE_RANGE, INFLUENCE_HALF_LIFE, INFLUENCE_RATIO_MAX)
 _RETURNS = (GAMMA, TURN_GAMMA)
 _GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA, TURN_LAMBDA)
 _LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA)
@@ -207,6 +220,8 @@ _CELLS = (
     Cell("advantage", "batch_center"),
     Cell("advantage", "group_normalize", needs=(GROUPS,)),
     Cell("advantage", "group_normalize_parts", needs=(GROUPS, REWARD_PARTS)),
+    Cell("advantage", "iqr_normalize", numbers=(IQR_FLOOR,), needs=(GROUPS,)),
+    Cell("advantage", "otb", needs=(GROUPS, SCORE_NORMS)),
     Cell("advantage", "turn_normalize", numbers=(STEP_GAMMA,), needs=(GROUPS,)),
     Cell("advantage", "group_center", needs=(GROUPS,)),
     Cell("advantage", "group_center_batch_std", needs=(GROUPS,)),
@@ -217,7 +232,7 @@ _CELLS = (
     Cell("advantage", "leave_one_out", needs=(GROUPS,)),
     Cell("advantage", "greedy_baseline", needs=(GREEDY_ROLLOUT,)),
     Cell("advantage", "length_weighted_center", needs=(GROUPS,)),
-    Cell("advantage", "mean_normalize", needs=(GROUPS, BINARY_REWARDS)),
+    Cell("advantage", "mean_normalize", numbers=(MAXRL_ORDER,), needs=(GROUPS, BINARY_REWARDS)),
     Cell("advantage", "teacher_gap", needs=(TEACHER,)),
     Cell("advantage", "group_normalize_teacher", needs=(GROUPS, TEACHER)),
     Cell("ratio", "none"),
@@ -239,6 +254,9 @@ _CELLS = (
     Cell("gate", "sapo", numbers=(SAPO_POSITIVE, SAPO_NEGATIVE)),
     Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),
     Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,)),
+    Cell("gate", "dro", numbers=(DRO_COEFF,)),
+    Cell("gate", "drpo", numbers=(DRPO_DELTA, SPO)),
+    Cell("gate", "fipo", numbers=(*_CLIP, CLIP_DUAL, *_INFLUENCE)),
     Cell("gate", "dppo_tv", numbers=_DPPO),
     Cell("gate", "dppo_kl", numbers=_DPPO_KL),
     Cell("gate", "dppo_topk_tv", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),

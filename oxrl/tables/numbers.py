@@ -151,9 +151,41 @@ DPPO_KL_HIGH = DPPO_HIGH.at(0.05, "DPPO's authors, for the KL: their script in v
 PROXIMAL_COEFF = Number(
     "proximal_coeff",
     0.01,
-    "Weight of half the squared log-ratio of a response; 0: none.",
+    "Weight of half the squared log-ratio of a response, in dro of a token; 0: none.",
     ge=0,
     source="OpenKimi, as pmd_tau; Kimi k1.5, arXiv:2501.12599, states none",
+)
+DRO_COEFF = PROXIMAL_COEFF.at(1.0)
+DRPO_DELTA = Number(
+    "drpo_delta",
+    0.15,
+    "Change of a token's probability, as favored, beyond which it is pulled back.",
+    gt=0,
+    le=1,
+    source="DPPO's bound of the same change; the authors' 12.5 bounds nothing",
+)
+SPO = Number("spo", False, "drpo_delta bounds the ratio's distance from 1, as SPO does.")
+INFLUENCE_RANGE = Number(
+    "influence_range",
+    0.2,
+    "Most by which what follows a token enlarges its advantage, as a share; 0: nothing does.",
+    ge=0,
+    source="FIPO, arXiv:2603.19835; ms-swift",
+)
+INFLUENCE_HALF_LIFE = Number(
+    "influence_half_life",
+    32.0,
+    "Distance over which the log-ratio of a later token loses half of its influence.",
+    gt=0,
+    unit="tokens",
+    source="FIPO, arXiv:2603.19835; ms-swift",
+)
+INFLUENCE_RATIO_MAX = Number(
+    "influence_ratio_max",
+    4.0,
+    "Ratio above which a negative advantage is not enlarged.",
+    gt=1,
+    source="ms-swift; 10 in a script of the authors",
 )
 SIMKO_ALPHA = Number(
     "simko_alpha",
@@ -252,6 +284,21 @@ PASS_K = Number(
     "Tries that count as one: k of pass@k, at most rollout.n_samples.",
     ge=1,
     unit="samples",
+)
+IQR_FLOOR = Number(
+    "iqr_floor",
+    0.5,
+    "Least inter-quartile range that rewards of a group are divided by.",
+    gt=0,
+    unit="of the reward",
+)
+MAXRL_ORDER: Number[int | None] = Number(
+    "maxrl_order",
+    None,
+    "Terms of the series from pass@1 (1) to maximum likelihood; null: n_samples - 1, the most.",
+    ge=1,
+    unit="terms",
+    source="MaxRL, arXiv:2602.02710",
 )
 
 # --- Corrections of the mismatch between sampler and trainer.

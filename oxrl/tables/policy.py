@@ -8,10 +8,10 @@ source does otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from oxrl.tables.cells import (
     ADAPTIVE_KL,
@@ -48,7 +48,9 @@ from oxrl.tables.numbers import (
     T,
     Value,
 )
-from oxrl.tables.preference import METHODS
+
+if TYPE_CHECKING:
+    from oxrl.tables.preference import Method
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
@@ -350,6 +352,31 @@ _ROWS = (
         ),
     ),
     Row(
+        "iqr_grpo",
+        "oxRL; builds on arXiv:2402.03300",
+        "GRPO by the group's median and inter-quartile range, which one odd reward does not move",
+        advantage="iqr_normalize",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Graded rewards with outliers: a judge that errs, a score without a bound.",
+        deviation=(
+            "Advantages do not sum to 0 in a group, and where more than half of its rewards are "
+            "equal, those have none."
+        ),
+    ),
+    Row(
+        "otb",
+        "arXiv:2602.07078",
+        "a baseline per token, of returns weighted by how far responses have pushed the logits",
+        advantage="otb",
+        ratio="none",
+        gate="policy_gradient",
+        use="Long responses of unlike length and certainty, in small groups.",
+        deviation=(
+            "On policy: no weights against the sampler enter the baseline. Groups of equal "
+            "returns, and of one response, give exactly 0."
+        ),
+    ),
+    Row(
         "dr_grpo",
         "arXiv:2503.20783",
         "GRPO without its two normalisations: no std, no division by the response length",
@@ -435,7 +462,7 @@ _ROWS = (
         deviation=(
             "Tokens of a response are summed, with which the estimate is unbiased; the authors' "
             "runs average over tokens (train.weights: token_mean). PPO's clip has no effect in "
-            "a single update."
+            "a single update. train.maxrl_order ends the series before the group does."
         ),
     ),
     Row(
@@ -497,6 +524,50 @@ _ROWS = (
         exempt={
             "zero_advantage": "the pull to the old policy does not depend on the advantage",
         },
+    ),
+    Row(
+        "dro",
+        "arXiv:2405.19107",
+        "policy gradient with a squared log-ratio penalty per token, no clip",
+        advantage="group_center",
+        gate="dro",
+        use="As kimi, where the log-ratio of a whole response is noise.",
+        deviation=(
+            "The baseline is the group's mean, not a learned value. Every token has a penalty of "
+            "its own, as in verl; the source's is that of the response, which is kimi. With one "
+            "update per batch it is the plain policy gradient, and refused."
+        ),
+        exempt={
+            "zero_advantage": "the pull to the old policy does not depend on the advantage",
+        },
+    ),
+    Row(
+        "drpo",
+        "arXiv:2606.09821",
+        "a smooth trust region on the change of probability against the sampler",
+        denominator="rollout",
+        gate="drpo",
+        use="As dppo_tv, without a cliff: what has gone too far is pulled back.",
+        deviation=(
+            "train.drpo_delta is 0.15, as DPPO bounds the same change; the authors' 12.5 bounds "
+            "nothing. With train.spo it is SPO, a trust region on the ratio. With one update "
+            "per batch of own samples it is importance_sampling, and refused. Not the "
+            "DRPO of arXiv:2510.04474, which decouples rewards."
+        ),
+    ),
+    Row(
+        "fipo",
+        "arXiv:2603.19835",
+        "PPO's clip, with more weight on tokens after which the response became likelier",
+        gate="fipo",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Several updates per batch on long reasoning, without a critic.",
+        deviation=(
+            "Weights are only raised, as the authors run large models. Responses with several "
+            "tokens above train.clip_dual stay; the authors drop them. With one update per batch "
+            "it is the loss of dapo, and refused."
+        ),
+        shared_weight="a token's weight grows with the log-ratios of the tokens that follow it",
     ),
     Row(
         "dppo_tv",
@@ -831,6 +902,13 @@ _ROWS = (
         use="Given answers to imitate; the warm start of everything else.",
     ),
     Row(
+        "dft",
+        "arXiv:2508.05629",
+        "supervised fine-tuning in which each token counts by its probability under the model",
+        recipe="supervised",
+        use="Given answers unlike the model's own, of which it should keep what it knows.",
+    ),
+    Row(
         "rft",
         "arXiv:2308.01825, arXiv:2304.06767",
         "rejection-sampling fine-tuning: sample, keep by reward, imitate what was kept",
@@ -843,18 +921,6 @@ _ROWS = (
             "A verifier and a model that sometimes succeeds: the simplest way to learn from "
             "its own answers."
         ),
-    ),
-    *(
-        Row(
-            name,
-            f"arXiv:{method.source}",
-            method.summary,
-            recipe="preference",
-            numbers=(*method.reads, *method.around),
-            use="Judged answers and no reward to sample against.",
-        )
-        for name, method in METHODS.items()
-        if name != "nll"
     ),
     Row(
         "reward_model",
@@ -872,4 +938,58 @@ _ROWS = (
         use="Judged steps; as a reward, a response is worth its worst step.",
     ),
 )
-ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
+
+
+class Rows(Mapping[str, Row]):
+    """The table, by name. Those of preference methods are made when one is asked for, or all are.
+
+    Args:
+        rows: all others.
+    """
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self._others = {row.name: row for row in rows}
+
+    @cached_property
+    def methods(self) -> Mapping[str, Method]:
+        """Preference methods by name, the supervised anchor of their sums among them."""
+        from oxrl.tables.preference import METHODS  # what learns from rewards does without
+
+        return METHODS
+
+    @cached_property
+    def _all(self) -> dict[str, Row]:
+        made = [
+            Row(
+                name,
+                f"arXiv:{method.source}",
+                method.summary,
+                recipe="preference",
+                numbers=(*method.reads, *method.around),
+                use="Judged answers and no reward to sample against.",
+            )
+            for name, method in self.methods.items()
+            if name != "nll"
+        ]
+        return self._others | {row.name: row for row in made}
+
+    def __getitem__(self, name: str) -> Row:
+        return self._others.get(name) or self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, recipe: str) -> list[Row]:
+        """Return the rows that a recipe trains.
+
+        Args:
+            recipe: its name.
+        """
+        rows = self._all if recipe == "preference" else self._others
+        return [row for row in rows.values() if row.recipe == recipe]
+
+
+ROWS = Rows(_ROWS)

@@ -68,6 +68,7 @@ SECOND: dict[str, Any] = {
     "train.epochs": 2,
     "train.minibatches": 2,
     "train.ratio": "sequence",
+    "train.maxrl_order": 3,
     "train.clip_dual": 3.0,
     "train.old_logprobs": "recompute",
     "train.micro_batch_tokens": 30,

@@ -18,6 +18,7 @@ from oxrl.functional.advantages import (
     AdvantageInputs,
     gae,
     length_adaptive_lambda,
+    optimal_token_baseline,
     teacher_gap,
     whiten,
 )
@@ -31,6 +32,7 @@ from oxrl.functional.group_advantages import (
     leave_one_out,
     length_weighted_center,
 )
+from oxrl.functional.robust_advantages import iqr_normalize
 from oxrl.functional.success_advantages import (
     failure_chance,
     mean_normalize,
@@ -235,6 +237,114 @@ def test_pass_at_k_of_several_groups_and_of_a_group_of_one() -> None:
         close(pass_at_k_advantage(f64(BINARY), torch.tensor(IDS), pass_k=k), expected)
 
 
+def quartiles_of(group: list[float], floor: float) -> list[float]:
+    if max(group) - min(group) <= 1e-6:
+        return [0.0] * len(group)
+    low, middle, high = statistics.quantiles(group, n=4, method="inclusive")
+    return [(reward - middle) / max(high - low, floor) for reward in group]
+
+
+@pytest.mark.parametrize("floor", [0.5, 3.0, 1e-3])
+def test_rewards_in_quartiles_of_their_groups(floor: float) -> None:
+    expected = by_group(MIXED, lambda group: quartiles_of(group, floor) if group[1:] else [0.0])
+    close(iqr_normalize(f64(MIXED), torch.tensor(IDS), iqr_floor=floor), expected)
+    if floor == 0.5:
+        close(iqr_normalize(f64(MIXED), torch.tensor(IDS)), expected)
+    assert iqr_normalize(f64([1.0, 0.0]).float(), torch.tensor([0, 0])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("odd", [40.0, -1e6])
+def test_one_odd_reward_among_eight_leaves_the_others_apart(odd: float) -> None:
+    """Best and worst of seven ordinary rewards stay about two ranges apart, whether the odd one is beside
+    them or not; of standard deviations they are a hundredth apart, or nothing.
+    """
+    ids = torch.zeros(8, dtype=torch.long)
+    ordinary = [0.0, 0.2, 0.3, 0.5, 0.6, 0.8, 1.0]
+    found = iqr_normalize(f64([*ordinary, odd]), ids, iqr_floor=1e-9)
+    plain = iqr_normalize(f64(ordinary), ids[:7], iqr_floor=1e-9)
+    spread = float(found[6] - found[0])
+    assert spread == pytest.approx(1.0 / (0.85 - 0.275 if odd > 0 else 0.65 - 0.15), rel=1e-9)
+    assert 0.75 < spread / float(plain[6] - plain[0]) < 1.3
+    normal = group_normalize(f64([*ordinary, odd]), ids)
+    assert float(normal[6] - normal[0]) < 0.1
+    assert (found[:7].diff() > 0).all()
+
+
+def climbing(group: list[float], order: int) -> list[float]:
+    """R sum_{k < T} m(k) - (1 - m(T)), m(k) the share of draws of k other rows that are all wrong."""
+    found = []
+    for i, reward in enumerate(group):
+        others = [other for j, other in enumerate(group) if j != i]
+        terms = min(order, len(others))
+
+        def miss(k: int, others: list[float] = others) -> float:
+            draws = list(itertools.combinations(others, k))
+            return sum(not any(draw) for draw in draws) / len(draws)
+
+        found.append(reward * sum(map(miss, range(terms))) - 1 + miss(terms))
+    return found
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 9])
+def test_a_series_that_ends_early_from_pass_at_one_to_likelihood(order: int) -> None:
+    ids = torch.tensor(IDS)
+    found = mean_normalize(f64(BINARY), ids, maxrl_order=order)
+    close(found, by_group(BINARY, lambda group: climbing(group, order)))
+    if order == 1:
+        close(found, leave_one_out(f64(BINARY), ids).tolist())
+    if order > 3:
+        close(found, mean_normalize(f64(BINARY), ids).tolist(), 1e-5)
+
+
+TWO_LONG = {
+    "mask": torch.tensor([[False, True, True, True], [False, True, False, False]]),
+    "group_ids": torch.tensor([0, 0]),
+}
+
+
+def test_a_token_that_one_response_alone_has_is_given_its_return() -> None:
+    """The first tokens weigh alike: B = 1 / 2; the others have no company."""
+    rewards = f64([[NAN, NAN, 0.25, 0.75], [0, 0, 0, 0]])
+    half = torch.full((2, 4), 0.5, dtype=torch.float64)
+    found = optimal_token_baseline(rewards, **TWO_LONG, logprobs=half.log(), sum_p_squared=half)
+    close(found, [[0, 0.5, 1.0, 0.75], [0, -0.5, 0, 0]])
+
+
+def test_the_token_baseline_leans_towards_uncertain_responses() -> None:
+    """Squared norms .02 of a sure token and .5 of an even choice: B = .5 / .52 of the other's return."""
+    rewards = f64([[0, 0, 0, 0], [0, 1.0, 0, 0]])
+    p = f64([[1, 0.9, 0.9, 0.9], [1, 0.5, 1, 1]])
+    squares = f64([[NAN, 0.82, 0.82, 0.82], [NAN, 0.5, NAN, NAN]])
+    found = optimal_token_baseline(rewards, **TWO_LONG, logprobs=p.log(), sum_p_squared=squares)
+    close(found[:, 1], [-0.5 / 0.52, 0.02 / 0.52])
+
+
+def test_no_squared_norm_is_below_zero_however_probabilities_were_rounded() -> None:
+    """Of a sum of squares that is too small for its largest term, here by far: the response weighs
+    nothing, and the other's return is the baseline. Nothing flows back.
+    """
+    rewards = f64([[0, 0, 0, 0], [0, 1.0, 0, 0]])
+    p = f64([[1, 0.9, 0.9, 0.9], [1, 0.5, 1, 1]])
+    squares = f64([[NAN, 0.5, 0.5, 0.5], [NAN, 0.5, NAN, NAN]]).requires_grad_()
+    logprobs = p.log().requires_grad_()
+    found = optimal_token_baseline(rewards, **TWO_LONG, logprobs=logprobs, sum_p_squared=squares)
+    assert not found.requires_grad
+    close(found[:, 1], [-1.0, 0.0])
+
+
+def test_equal_returns_and_responses_alone_have_no_token_baseline_to_learn_from() -> None:
+    rewards = f64([[0, 0, 0, 1.0], [0, 1.0, 0, 0]])
+    p = torch.full((2, 4), 0.7, dtype=torch.float64)
+    given = {**TWO_LONG, "logprobs": p.log(), "sum_p_squared": p**2}
+    assert not optimal_token_baseline(rewards, **given).any()
+    apart = {**given, "group_ids": torch.tensor([0, 1])}
+    assert not optimal_token_baseline(rewards, **apart).any()
+    # Tokens that the model was sure of to the last digit weigh nothing, and divide by nothing.
+    sure = {**given, "logprobs": 0 * p, "sum_p_squared": 1 + 0 * p}
+    found = optimal_token_baseline(2 * rewards - f64([[1.0], [0]]), **sure)
+    assert found.isfinite().all() and found.dtype == torch.float64
+
+
 @pytest.mark.parametrize("estimate", [mean_normalize, pass_at_k_advantage])
 def test_half_a_success_is_refused(estimate: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match=r"rewards must be 0 or 1, got \[0.5, 1.0\]"):
@@ -244,7 +354,15 @@ def test_half_a_success_is_refused(estimate: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "estimate", [group_center, group_normalize, leave_one_out, group_center_batch_std, top_gap]
+    "estimate",
+    [
+        group_center,
+        group_normalize,
+        leave_one_out,
+        group_center_batch_std,
+        top_gap,
+        iqr_normalize,
+    ],
 )
 def test_rewards_that_are_not_one_finite_number_per_row_are_refused(
     estimate: Callable[..., Tensor],

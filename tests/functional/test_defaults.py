@@ -59,6 +59,16 @@ STATED = [
     Stated("gate sapo", "sapo_positive", 1.0, 1.0, "paper 2511.20347; TRL"),
     Stated("gate sapo", "sapo_negative", 1.05, 1.05, "paper 2511.20347; TRL"),
     Stated("gate proximal", "proximal_coeff", 0.01, 0.01, "second: OpenKimi, pmd_tau"),
+    Stated("gate drpo", "drpo_delta", 0.15, 12.5, "paper 2606.09821, section 4; UniRL",
+           "a change of probability is at most 1, and 12.5 bounds none of them; .15 is DPPO's bound"),
+    Stated("gate fipo", "clip_low", 0.2, 0.2, "authors: a script of FIPO, clip_ratio_low"),
+    Stated("gate fipo", "clip_high", 0.2, 0.28, "authors: a script of FIPO, clip_ratio_high", "the row has the .28, and the cell PPO's"),
+    Stated("gate fipo", "clip_dual", None, 3.0, "authors: clip_ratio_c of the function",
+           "ms-swift has none, and safety at 4 would have nothing to do"),
+    Stated("gate fipo", "influence_range", 0.2, 0.2, "authors: a script of FIPO; ms-swift"),
+    Stated("gate fipo", "influence_half_life", 32.0, 32.0, "authors: a script of FIPO, decay_rate; ms-swift"),
+    Stated("gate fipo", "influence_ratio_max", 4.0, 4.0, "authors: safety_thresh of the function; ms-swift"),
+    Stated("row fipo", "clip_high", 0.28, 0.28, "authors: a script of FIPO, clip_ratio_high"),
     *(
         Stated(f"gate {gate}", number, value, value, "authors: script in verl, dppo_trainer")
         for gate, value in (("dppo_tv", 0.15), ("dppo_topk_tv", 0.15), ("dppo_kl", 0.05), ("dppo_topk_kl", 0.05))
@@ -189,8 +199,11 @@ OWN: dict[Key, str] = {
         for name in ("returns", "whitened_returns", "gae", "gae_length_adaptive")
     },
     ("advantage gae", "turn_lambda"): "none of its own: what stands within a turn",
+    ("advantage iqr_normalize", "iqr_floor"): "half of what a right answer is worth",
+    ("advantage mean_normalize", "maxrl_order"): "none: as many terms as a group has, as its authors",
     ("advantage turn_normalize", "turn_gamma"): "none: rewards of turns are of one size",
     ("advantage pass_at_k", "pass_k"): "the least that is not pass@1",
+    ("gate dro", "proximal_coeff"): "verl asks for one; a token rests where its log-ratio is A",
     ("gate rgpo_like", "gate_sharpness"): "the paper's gate was not verified",
     ("feature critic", "critic_lr"): NO_NUMBER,
     ("feature critic", "critic_warmup_steps"): NO_NUMBER,
@@ -207,7 +220,7 @@ OWN: dict[Key, str] = {
     **{
         (f"row {name}", "clip_high"): CLIP_HIGHER
         for name in (
-            "maxrl", "pkpo", "pass_k_training", "tis", "mis", "icepop", "geometric_rejection",
+            "maxrl", "pkpo", "iqr_grpo", "pass_k_training", "tis", "mis", "icepop", "geometric_rejection",
             "k3_rejection", "veto", "opsm", "r3", "kdrl",
         )
     },

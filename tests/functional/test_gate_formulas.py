@@ -30,6 +30,9 @@ from oxrl.functional.policy_losses import (
     dppo_topk_kl,
     dppo_topk_tv,
     dppo_tv,
+    dro,
+    drpo,
+    fipo,
     gmpo,
     kl_cov,
     proximal,
@@ -194,7 +197,9 @@ def test_ppo_is_the_clipped_surrogate(low: float, high: float, dual: float | Non
 
 
 @pytest.mark.parametrize("far", [25.0, -25.0])
-@pytest.mark.parametrize("name", ["ppo_clip", "sapo", "rgpo_like", "gmpo", "kl_cov", "clip_cov"])
+@pytest.mark.parametrize(
+    "name", ["ppo_clip", "sapo", "rgpo_like", "gmpo", "kl_cov", "clip_cov", "drpo", "fipo"]
+)
 def test_a_ratio_beyond_the_clamp_has_no_gradient(name: str, far: float) -> None:
     """At e^25 for A < 0, and at e^-25 for A > 0, no clip acts: what stops the gradient is that the
     clamped log-ratio is constant.
@@ -206,6 +211,8 @@ def test_a_ratio_beyond_the_clamp_has_no_gradient(name: str, far: float) -> None
         "gmpo": gmpo,
         "kl_cov": kl_cov,
         "clip_cov": clip_cov,
+        "drpo": drpo,
+        "fipo": fipo,
     }
     further = {"selected": torch.tensor([[False]])} if name.endswith("_cov") else {}
     numbers = {"sapo_positive": 1e-9, "sapo_negative": 1e-9} if name == "sapo" else {}
@@ -307,6 +314,122 @@ def test_dppo_by_total_variation(low: float, high: float, most: float) -> None:
     ]
     mean = sum(distances) / len(distances)
     assert found[2]["update/divergence"].item() == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("coeff", [0.0, 0.3, 1.0, 4.0])
+def test_dro_pulls_every_token_by_its_own_log_ratio(coeff: float) -> None:
+    """However far the token is: nothing here takes an exponential."""
+
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        slope = a - coeff * x
+        return Token(a * now - coeff / 2 * x**2, slope, slope / a if a else 0.0)
+
+    compare(GRID.run(dro, proximal_coeff=coeff), on_grid(formula))
+
+
+@pytest.mark.parametrize(
+    ("delta", "spo"), [(0.15, False), (0.02, False), (1.0, False), (0.2, True), (1.0, True)]
+)
+def test_drpo_is_the_ratio_with_a_square_of_what_was_moved(delta: float, spo: bool) -> None:
+    def moved(now: float, old: float) -> float:
+        r = math.exp(now - old)
+        return r - 1 if spo else math.exp(now) - math.exp(old)
+
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        r = math.exp(bounded(x))
+        trust = 1.0 if spo else math.exp(old)
+        value = r * a - abs(a) * trust * (r - 1) ** 2 / (2 * delta)
+        favored = sign_of(a) * moved(now, old)
+        weight = 0.0 if abs(x) > FARTHEST else r * (1 - favored / delta)
+        return Token(
+            value, weight * a, weight, a > 0 and favored > delta, a < 0 and favored > delta
+        )
+
+    found = GRID.run(drpo, drpo_delta=delta, spo=spo)
+    compare(found, on_grid(formula))
+    pairs = zip(GRID.pairs, GRID.now, strict=True)
+    distances = [abs(moved(now, now - bounded(x))) for (x, _), now in pairs]
+    mean = sum(distances) / len(distances)
+    assert found[2]["update/divergence"].item() == pytest.approx(mean, rel=1e-9)
+
+
+def test_drpo_pulls_back_beyond_its_bound_alone() -> None:
+    """At the bound itself the weight is 0 and nothing is pulled back."""
+    for step in (0.5, -0.5):
+        logprobs, old = f64([[-1.0 + step]]).requires_grad_(), f64([[-1.0]])
+        ones = f64([[1.0]])
+        bound = abs(float((logprobs.detach() - old).exp()) - 1)
+        for delta, pulled in ((bound, 0.0), (bound * 0.99, 1.0)):
+            given = (logprobs, old, math.copysign(1, step) * ones, ones.bool(), ones)
+            loss, metrics = drpo(*given, drpo_delta=delta, spo=True)
+            name = "update/clip_frac_high" if step > 0 else "update/clip_frac_low"
+            assert metrics[name].item() == pulled
+            (slope,) = torch.autograd.grad(loss, logprobs)
+            assert (slope.item() == 0) == (pulled == 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "safe", "dual"), [(0.2, 4.0, None), (0.9, 1.25, None), (0.5, 2.5, 1.5), (0.0, 2, None)]
+)
+def test_fipo_is_ppo_times_the_influence_of_what_follows(
+    most: float, safe: float, dual: float | None
+) -> None:
+    """Rows of one token: nothing follows but the token itself."""
+    influences: list[float] = []
+
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        plain = ppo(x, a, 0.2, 0.3, math.inf if dual is None else dual)
+        r = math.exp(bounded(x))
+        raised = 1.0 if dual is not None and r > dual else r
+        influence = min(max(raised, 1.0), 1 + most)
+        if a < 0 and r > safe:
+            influence = 1.0
+        influences.append(influence)
+        weight = influence * plain.weight
+        return Token(influence * plain.value, weight * a, weight, plain.high, plain.low)
+
+    numbers = {"clip_low": 0.2, "clip_high": 0.3, "clip_dual": dual}
+    found = GRID.run(fipo, influence_range=most, influence_ratio_max=safe, **numbers)
+    compare(found, on_grid(formula))
+    mean = sum(influences) / len(influences)
+    assert found[2]["update/influence"].item() == pytest.approx(mean, rel=1e-9)
+    assert "update/clip_frac_dual" in found[2]
+
+
+def test_a_ratio_at_the_bound_is_still_enlarged() -> None:
+    logprobs = f64([[-1.0]]).requires_grad_()
+    old, ones = f64([[-2.0]]), f64([[1.0]])
+    bound = float((logprobs.detach() - old).exp())
+    for most, expected in ((bound, 1.2 * bound), (bound * 0.999, bound)):
+        loss, _ = fipo(logprobs, old, -ones, ones.bool(), ones, influence_ratio_max=most)
+        (slope,) = torch.autograd.grad(loss, logprobs)
+        assert slope.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("gate", [dro, drpo, fipo, proximal])
+def test_nothing_flows_back_to_the_policy_before(gate: Callable[..., Any]) -> None:
+    now, old = f64([[-1.0, -0.5]]).requires_grad_(), f64([[-1.1, -0.4]]).requires_grad_()
+    advantages = f64([[1.0, -2.0]]).requires_grad_()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = gate(now, old, advantages, mask, mask.double())
+    given = torch.autograd.grad(loss, [now, old, advantages], allow_unused=True)
+    assert given[0].all() and given[1:] == (None, None)
+
+
+def test_influence_fades_over_positions_and_passes_over_what_is_not_trained() -> None:
+    """log r = .1, (a tool's token), .2, -.4 with a half-life of one position: F = .1 + .2 / 4 - .4 / 8,
+    then .2 - .4 / 2 and -.4.
+    """
+    old = f64([[-1.0, NAN, -2.0, -1.5]])
+    logprobs = (old + f64([[0.1, 0.0, 0.2, -0.4]])).requires_grad_()
+    mask = torch.tensor([[True, False, True, True]])
+    ones = torch.ones(1, 4, dtype=torch.float64)
+    loss, _ = fipo(
+        logprobs, old, ones, mask, ones, clip_high=9.0, influence_range=1.0, influence_half_life=1.0
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    expected = [math.exp(0.1) * math.exp(0.1), 0.0, math.exp(0.2), math.exp(-0.4)]
+    assert gradient[0].tolist() == pytest.approx([-weight for weight in expected], rel=1e-12)
 
 
 # (probability when sampled, now): both directions, both sides of 1/2, and next to 1.

@@ -59,9 +59,9 @@ def test_a_row_has_every_proof_or_an_exemption_with_a_reason(name: str) -> None:
         assert cell[1] == "none" or cell in WORKED, f"no worked numbers for {cell}"
 
 
-def test_at_most_six_rows_are_not_token_local() -> None:
+def test_at_most_seven_rows_are_not_token_local() -> None:
     shared = [name for name, row in RL.items() if row.shared_weight]
-    assert len(shared) <= 6, shared
+    assert len(shared) <= 7, shared
 
 
 def test_a_broken_gate_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,15 @@ def test_mean_normalized_rewards_climb_the_sum_of_pass_at_k_below_the_group_size
     assert expected_gradient(mean_normalize, size, 0.2) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("order", [1, 2, 4, 5])
+def test_a_series_that_ends_climbs_the_sum_of_pass_at_k_up_to_there(order: int) -> None:
+    def truncated(rewards: Tensor, ids: Tensor) -> Tensor:
+        return mean_normalize(rewards, ids, maxrl_order=order)
+
+    expected = sum(pass_at_k_slope(0.2, k) / k for k in range(1, order + 1))
+    assert expected_gradient(truncated, 6, 0.2) == pytest.approx(expected, abs=1e-9)
+
+
 def test_rewards_that_are_no_successes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must be 0 or 1, got \[0.5"):
         mean_normalize(f64([0.5, 1]), torch.tensor([0, 0]))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oxrl.assembly.assembly import Assembly
+from oxrl.config.checks.algorithm import AT_RATIO_ONE
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.functional.advantages import AdvantageInputs
@@ -48,6 +49,7 @@ OF_SEQUENCES = (
     "vespo",
     "gmpo",
     "kimi",
+    "fipo",
     "geometric_rejection",
     "k3_rejection",
     "veto",
@@ -233,6 +235,8 @@ def numbers_of(name: str) -> dict[str, Any]:
     row = ROWS[name]
     if row.ratio == "token":
         found["old_logprobs"] = "bypass" if row.correction == "none" else "recompute"
+    if row.gate in AT_RATIO_ONE:
+        found["epochs"] = 2
     return found
 
 

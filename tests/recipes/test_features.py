@@ -418,7 +418,7 @@ def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the
 
 def prepared(version: int) -> Prepared:
     nothing: Any = None
-    return Prepared(rollouts=nothing, before=None, returns=None, seed=0, version=version)
+    return Prepared(rollouts=nothing, before=Output(), returns=None, seed=0, version=version)
 
 
 def test_tokens_of_the_current_rollout_batch_are_clipped_in_its_last_minibatch(

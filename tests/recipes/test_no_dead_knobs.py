@@ -190,6 +190,13 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     ),
     "train.top_candidates": (_moved("simko"), 1),
     "train.explore_quantile": (_moved("simko"), 0.0),
+    "train.proximal_coeff": (_moved("dro"), 5.0),
+    "train.drpo_delta": (_moved("drpo"), 1e-3),
+    "train.spo": (_moved("drpo"), True),
+    "train.influence_range": (_moved("fipo"), 0.0),
+    "train.influence_half_life": (_moved("fipo"), 0.5),
+    "train.influence_ratio_max": (_moved("fipo", clip_high=9.0, influence_range=9.0), 1.0001),
+    "train.iqr_floor": ({"train": {"alg_name": "iqr_grpo", "lr": 1e-3}}, 50.0),
     "train.cov_fraction": (_moved("kl_cov"), 0.5),
     "train.cov_low": (COVARIANCE, 0.0),
     "train.cov_high": (COVARIANCE, 0.0),
@@ -201,6 +208,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
 SUPERVISED: dict[str, tuple[Sections, Any]] = {
     "data.rows_per_step": ({}, 5),
     "data.pack_tokens": ({}, 40),
+    "train.alg_name": ({}, "dft"),
 }
 
 # Seen elsewhere: the test that shows it.

@@ -94,14 +94,19 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
     )
     row = cfg.train.row
     if row.gate == "policy_gradient":  # one update: the policy is the sampler
-        raw = dataclasses.replace(raw, old=raw.logprobs, rollout=raw.logprobs)
+        likely = raw.logprobs.exp()  # a sum of squares that is no less than the largest
+        raw = dataclasses.replace(raw, old=raw.logprobs, rollout=raw.logprobs, squares=likely)
     # Without an environment every response is one turn.
     raw = dataclasses.replace(raw, turns=torch.where(raw.mask, 0, -1))
     shape = raw.mask.shape
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     raw = dataclasses.replace(raw, noise=noise)
     said = Output(
-        logprobs=raw.old, entropy=raw.entropy, top_ids=top_ids(raw), top_logprobs=raw.old_top
+        logprobs=raw.old,
+        entropy=raw.entropy,
+        top_ids=top_ids(raw),
+        top_logprobs=raw.old_top,
+        sum_p_squared=raw.squares,
     )
     policy: Any = Says(said)
     reference: Any = Says(Output(logprobs=raw.ref))

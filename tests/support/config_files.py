@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from oxrl.config.checks.algorithm import AT_RATIO_ONE
 from oxrl.tables.cells import REWARD_PARTS
 from oxrl.tables.policy import ROWS
 
@@ -83,6 +84,8 @@ def write(folder: Path) -> Callable[..., Path]:
             merged["data"].pop("prompts_per_step", None)
         if row is not None and row.has(REWARD_PARTS) and "reward" not in sections:
             merged["reward"] = {"parts": {"right": {"name": "math"}, "form": {"name": "format"}}}
+        if row is not None and row.gate in AT_RATIO_ONE:
+            merged["train"] = {"epochs": 2} | merged["train"]
         lines: list[str] = []
         for section, fields in merged.items():
             lines.append(f"{section}:")

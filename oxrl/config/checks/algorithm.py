@@ -12,11 +12,12 @@ from oxrl.config.conditions import SHARING, obstacles
 from oxrl.config.schema import Config
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Check, Problem, Problems, at
-from oxrl.tables.cells import OVERLONG_PENALTY
+from oxrl.tables.cells import INTERPOLATED_ANCHOR, OVERLONG_PENALTY
 from oxrl.tables.numbers import (
     CORRECTION_MAX,
     CORRECTION_MIN,
     KL_COEFF,
+    MAXRL_ORDER,
     PASS_K,
     WEIGHT_MAX,
     WEIGHT_MIN,
@@ -25,6 +26,8 @@ from oxrl.tables.user_code import FEATURE
 
 # Corrections that are ratios themselves; the others keep a token or drop it.
 WEIGHTING = ("truncate", "mask")
+# Policy losses that are another one where the ratio is 1.
+AT_RATIO_ONE = {"fipo": "ppo_clip", "dro": "policy_gradient", "drpo": "importance_sampling"}
 # What chooses the advantage.
 CHOSEN = ("train.alg_name", "train.advantage")
 
@@ -157,12 +160,41 @@ def check_cells(cfg: Config) -> Problems:
             f"cannot exceed rollout.n_samples {samples}: lower it, or sample more",
             "rollout.n_samples",
         )
+    order = cfg.train.value(MAXRL_ORDER)
+    if row.advantage == "mean_normalize" and order is not None and order >= samples:
+        yield at(
+            "train.maxrl_order",
+            f"must be below rollout.n_samples {samples}: lower it, or sample more",
+            "rollout.n_samples",
+        )
     read = row.defaults
     for low, high in ((WEIGHT_MIN, WEIGHT_MAX), (CORRECTION_MIN, CORRECTION_MAX)):
         above = f"train.{high.key}"
         upper = cfg.train.value(high)
         if low.key in read and high.key in read and cfg.train.value(low) >= upper:
             yield at(f"train.{low.key}", f"must be below {above}={upper}", above)
+
+
+def check_moving_ratio(cfg: Config) -> Problems:
+    """A ratio that can leave 1, for losses that are another one without."""
+    row = cfg.train.row
+    if row.gate not in AT_RATIO_ONE or cfg.train.updates > 1:
+        return
+    anchor = "sampler" if row.denominator == "rollout" else cfg.train.old_logprobs
+    to_sampler = anchor in ("sampler", "bypass") or row.has(INTERPOLATED_ANCHOR)
+    sampler_differs = cfg.rollout.max_staleness > 0 or cfg.inference_engine.name != "local"
+    if to_sampler and sampler_differs:
+        return
+    other = AT_RATIO_ONE[row.gate]
+    yield at(
+        "train.epochs",
+        (
+            f"and train.minibatches make one update per rollout batch, whose ratio is 1, where "
+            f"{row.gate} is {other}: set one of them to 2 or more, or train.loss: {other}"
+        ),
+        "train.minibatches",
+        "train.loss",
+    )
 
 
 # --- Features.

@@ -10,7 +10,7 @@ from oxrl.config.schema import Config
 from oxrl.config.source import Problem, Problems, at
 from oxrl.errors import did_you_mean
 from oxrl.tables.numbers import ALPHA, LABEL_NOISE
-from oxrl.tables.preference import METHODS
+from oxrl.tables.policy import ROWS
 
 # Columns that rows may have, by the recipe; those of prompts may have any.
 CHATS = (
@@ -92,7 +92,8 @@ def check_rejection(cfg: Config) -> Problems:
 def check_preference(cfg: Config) -> Problems:
     """Numbers at which a formula has no value, and sums of losses that read different things."""
     algorithm = cfg.train.alg_name
-    addable = [name for name, method in METHODS.items() if method.addable]
+    methods = ROWS.methods
+    addable = [name for name, method in methods.items() if method.addable]
     for name in cfg.train.mix:
         if name in addable:
             if why := _why_not_added(name, algorithm):
@@ -103,7 +104,7 @@ def check_preference(cfg: Config) -> Problems:
                 )
         else:
             why = "is no preference loss"
-            if name in METHODS:
+            if name in methods:
                 why = "takes more than a pair, or is a sum itself"
             yield at("train.mix", f"{name} {why}{did_you_mean(name, addable)}")
     if algorithm == "exo" and cfg.train.value(LABEL_NOISE) == 0:
@@ -114,11 +115,11 @@ def check_preference(cfg: Config) -> Problems:
 
 def _why_not_added(name: str, algorithm: str) -> str:
     """Say why the addable loss `name` cannot be added to `algorithm`; empty where it can."""
-    method = METHODS[algorithm]
+    method = ROWS.methods[algorithm]
     if method.unpaired:
         return "is a loss of pairs"
     if name == algorithm or name in method.parts:
         return "is in it already"
-    if METHODS[name].reference and not method.reference:
+    if ROWS.methods[name].reference and not method.reference:
         return "needs a reference"
     return ""

@@ -51,7 +51,6 @@ class TrainConfig(Section):
     alg_name: str = setting(
         ...,
         "Row of the table: see `oxrl algorithms`.",
-        enum=tuple(sorted(ROWS)),
         aka=(
             Aka("algorithm", "algo"),
             Aka(
@@ -72,6 +71,7 @@ class TrainConfig(Section):
                 "loss_type",
                 note=BY_ROW,
                 values={
+                    "dft": "dft",
                     "sigmoid": "dpo",
                     "hinge": "hinge",
                     "ipo": "ipo",
@@ -376,7 +376,16 @@ class TrainConfig(Section):
     gate_sharpness: float = number(declared.GATE_SHARPNESS)
     dppo_low: float = number(declared.DPPO_LOW)
     dppo_high: float = number(declared.DPPO_HIGH)
-    proximal_coeff: float = number(declared.PROXIMAL_COEFF)
+    proximal_coeff: float = number(declared.PROXIMAL_COEFF, Aka("dro_beta"))
+    drpo_delta: float = number(
+        declared.DRPO_DELTA,
+        Aka("drpo_epsilon"),
+        why="probabilities differ by no more, and a larger bound bounds nothing: write 0.15",
+    )
+    spo: bool = number(declared.SPO)
+    influence_range: float = number(declared.INFLUENCE_RANGE, Aka("fipo_clip_range"))
+    influence_half_life: float = number(declared.INFLUENCE_HALF_LIFE, Aka("fipo_decay_rate"))
+    influence_ratio_max: float = number(declared.INFLUENCE_RATIO_MAX, Aka("fipo_safety_threshold"))
     simko_alpha: float = number(declared.SIMKO_ALPHA)
     simko_boost: float = number(declared.SIMKO_BOOST)
     top_candidates: int = number(declared.TOP_CANDIDATES)
@@ -393,6 +402,8 @@ class TrainConfig(Section):
     whiten: bool = number(declared.WHITEN)
     bootstrap_on_truncation: bool = number(declared.BOOTSTRAP_ON_TRUNCATION)
     pass_k: int = number(declared.PASS_K)
+    iqr_floor: float = number(declared.IQR_FLOOR)
+    maxrl_order: int | None = number(declared.MAXRL_ORDER)
     correction_level: Level = number(declared.CORRECTION_LEVEL)
     correction_max: float = number(declared.CORRECTION_MAX)
     correction_min: float = number(declared.CORRECTION_MIN)
@@ -458,7 +469,7 @@ class TrainConfig(Section):
         if value is None or (name == "loss" and ":" in value):
             return value
         if name == "alg_name":
-            return known(value, ROWS)
+            return value if value in ROWS else known(value, ROWS)
         if name == "loss" and ("gate", value) not in TABLE:
             from oxrl.usercode.locate import names_of  # for names that nobody else knows
 

@@ -59,12 +59,12 @@ class FeatureInputs:
 class Prepared(NamedTuple):
     """The facts known of a rollout batch when its policy batch has been prepared.
 
-    before: the policy before the update, None where nobody asked. returns: [B, T] for a critic.
-    seed: of random choices over the whole batch. version: of the weights before the update.
+    before: said by the policy before the update, as far as it was asked. returns: [B, T] for a
+    critic. seed: of random choices over the whole batch. version: of the weights before the update.
     """
 
     rollouts: RolloutBatch
-    before: Output | None
+    before: Output
     returns: Tensor | None
     seed: int
     version: int

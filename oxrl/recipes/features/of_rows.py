@@ -12,6 +12,7 @@ from oxrl.recipes.features.overlong_penalty import OverlongPenalty
 from oxrl.recipes.features.positive_nll import PositiveNLL
 from oxrl.recipes.features.reference_reset import ReferenceReset
 from oxrl.recipes.features.reward_parts import RewardParts
+from oxrl.recipes.features.score_norms import ScoreNorms
 from oxrl.recipes.features.step_correction import CurrentPolicyCorrection, StepCorrection
 from oxrl.recipes.features.token_selection import TokenSelection, TopCandidates
 
@@ -20,6 +21,7 @@ FEATURES: dict[str, type[Feature]] = {
     "dynamic_sampling": DynamicSampling,
     "reward_parts": RewardParts,
     "greedy_rollout": GreedyBaseline,
+    "score_norms": ScoreNorms,
     "overlong_penalty": OverlongPenalty,
     "critic": Critic,
     "adaptive_kl": AdaptiveKL,

@@ -23,8 +23,7 @@ class StepCorrection(Feature):
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """See the class."""
-        said = required(prepared.before, "what the policy says before the update")
-        logprobs = required(said.logprobs, "logprobs")
+        logprobs = required(prepared.before.logprobs, "logprobs before the update")
         mask = batch.inputs.response_mask
         weights = self.correct(logprobs, batch.rollout_logprobs, mask, **self.numbers)
         return replace(batch, correction=weights)

@@ -24,8 +24,6 @@ class TokenSelection(Feature):
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Choose by what the policy said, and by noise that depends on the seed alone."""
-        if prepared.before is None:
-            return batch
         said = prepared.before
         inputs = batch.inputs
         generator = torch.Generator().manual_seed(prepared.seed)
