@@ -28,7 +28,8 @@ class Health:
 
     Args:
         vocabulary: tokens of the model; 0 where that is not known.
-        wanted: name of a sign -> what it does: warn (where nothing else is said), stop or off.
+        wanted: name of a sign -> what it does: warn, stop or off; where nothing is said, what the
+            sign does by itself.
     """
 
     def __init__(self, vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING) -> None:
@@ -37,28 +38,36 @@ class Health:
         self._in_a_row = {sign.name: 0 for sign in SIGNS}
         self._told: set[str] = set()
 
-    def look(self, line: Metrics) -> str:
+    def look(self, line: Metrics) -> Stop | None:
         """Warn of what the line of a step and those before it show.
 
         Returns:
-            The name of a sign at which the run is to stop; empty where it is to go on.
+            The sign at which the run is to stop, and why it holds; None where it is to go on.
         """
-        stop = ""
+        stop = None
         for sign in self.new(line):
-            does = self._wanted.get(sign.name, "warn")
+            does = self._wanted.get(sign.name, sign.does)
             if does == "off":
                 continue
             lasting = f"{sign.patience} steps in a row" if sign.patience > 1 else "this step"
-            told = (sign.name, lasting, sign.advice, sign.threshold, page_of(sign.name))
+            why = sign.why(self._seen)
+            told = (sign.name, lasting, why + sign.advice, sign.threshold, page_of(sign.name))
             log.warning("%s, %s: %s (%s; %s)", *told)
             if does == "stop":
-                stop = sign.name
+                stop = Stop(sign.name, f"{lasting}: {why}{sign.advice}")
         return stop
 
     def remember(self, records: Iterable[Json]) -> None:
-        """Take over the lines that a run recorded before it was resumed; nothing is told again."""
+        """Take over the lines that a run recorded before it was resumed; nothing is told again.
+
+        But what stops a run by itself counts from the resume on, and stops it once more.
+        """
         for record in records:
             self.new(_numbers(record))
+        for sign in SIGNS:
+            if sign.does == "stop":
+                self._in_a_row[sign.name] = 0
+                self._told.discard(sign.name)
 
     def new(self, line: Metrics) -> list[Sign]:
         """List the signs that have held long enough with this line, and were not told before."""
@@ -71,6 +80,13 @@ class Health:
                 self._told.add(sign.name)
                 found.append(sign)
         return found
+
+
+class Stop(NamedTuple):
+    """What stops a run: the name of a sign, and in words since when it holds and why."""
+
+    name: str
+    text: str
 
 
 class Verdict(NamedTuple):
@@ -122,7 +138,7 @@ def verdicts(
             step=since.get(sign.name),
             threshold=sign.threshold + lasting,
             advice=sign.advice,
-            does=wanted.get(sign.name, "warn"),
+            does=wanted.get(sign.name, sign.does),
             page=page_of(sign.name),
         )
 
@@ -132,22 +148,16 @@ def _numbers(record: Record) -> Metrics:
     return {name: float(value) for name, value in record.items()}  # pyright: ignore
 
 
-def too_many_in_a_row(run: Path, skipped: int, most: int, *, empty: bool) -> NonFiniteError:
+def too_many_in_a_row(run: Path, skipped: int, most: int) -> NonFiniteError:
     """The error of a run whose steps are refused one after the other.
 
     Args:
         run: the run directory.
         skipped: how many were.
         most: how many may be.
-        empty: the last one had no token to train on.
     """
-    why = (
-        "no token to train on (data/empty_steps). Look at the data and at the rewards that failed"
-        if empty
-        else f"NaN or infinite values, batches in {run / 'dumps'}. "
-        "Lower train.lr or train.max_grad_norm"
-    )
     return NonFiniteError(
         f"{skipped} optimizer steps in a row were skipped, more than "
-        f"train.max_skipped_steps={most}: {why}"
+        f"train.max_skipped_steps={most}: NaN or infinite values, batches in {run / 'dumps'}. "
+        "Lower train.lr or train.max_grad_norm"
     )
