@@ -433,9 +433,11 @@ def answers_to(
     evaluation: Callable[[PromptDataset], Evaluation],
     path: str,
 ) -> AnswersAt:
-    """What the policy answers to the prompts of a file, as to those of `data.eval`.
+    """Open a file of prompts, to be answered as those of `data.eval` are.
 
     Args:
+        limits: of the model.
+        evaluation: who answers prompts.
         path: of the file.
     """
     return evaluation(assembly.prompts(path, limits.longest, held_out=True)).answered

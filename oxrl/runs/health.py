@@ -83,7 +83,7 @@ class Health:
 
 
 class Stop(NamedTuple):
-    """What stops a run: the name of a sign, and in words since when it holds and why."""
+    """A stop of a run: the name of a sign, and in words since when it holds and why."""
 
     name: str
     text: str

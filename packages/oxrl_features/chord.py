@@ -110,7 +110,13 @@ class Chord(Driving):
 def share_at(
     step: int, *, peak: float, valley: float, warmup_steps: int, decay_steps: int
 ) -> float:
-    """m of an optimizer step, counted from 0."""
+    """m of an optimizer step.
+
+    Args:
+        step: counted from 0.
+        peak, valley: the most, and what stays at the end.
+        warmup_steps, decay_steps: up to the peak, and from there to the valley.
+    """
     if step < warmup_steps:
         return step / warmup_steps * peak
     behind = step - warmup_steps
@@ -121,7 +127,13 @@ def share_at(
 
 
 def imitation_loss(output: Output, batch: SupervisedBatch, *, share: float) -> LossAndMetrics:
-    """`share` times the mean of phi CE over the given tokens; a LossFn of its first two."""
+    """The mean of phi CE over the given tokens; a LossFn, once its share is bound.
+
+    Args:
+        output: what the policy said.
+        batch: given answers, their loss weights 1 / tokens.
+        share: m.
+    """
     logprobs = required(output.logprobs, "logprobs")
     mask = batch.inputs.response_mask
     known = logprobs.detach().exp()

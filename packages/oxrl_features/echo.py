@@ -1,4 +1,4 @@
-"""What the environment said is learned too: a policy that can tell what a tool will answer.
+"""Words of the environment are learned too: a policy that can tell what a tool will answer.
 
     L_RL + coeff mean(CE of the tokens that the environment wrote)
 
@@ -76,7 +76,12 @@ def environment_tokens(inputs: TokenBatch) -> Tensor:
 
 
 def likelihood_loss(output: Output, batch: SupervisedBatch) -> LossAndMetrics:
-    """The weighted negative log-likelihood; a LossFn."""
+    """The weighted negative log-likelihood; a LossFn.
+
+    Args:
+        output: what the policy said.
+        batch: rows, and the weights of what is learned of them.
+    """
     logprobs = required(output.logprobs, "logprobs")
     mask = batch.inputs.response_mask
     return torch.where(mask, -logprobs * batch.loss_weights, 0.0).sum(), {}

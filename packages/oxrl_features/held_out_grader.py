@@ -56,7 +56,7 @@ class HeldOutGrader(Driving):
 
     @classmethod
     def planned(cls, run: Planned, numbers: Mapping[str, object]) -> str:
-        """How often it asks, and how many responses that takes."""
+        """Say how often it asks, and how many responses that takes."""
         every = numbers.get("every", 20)
         data = numbers.get("data", "")
         if not isinstance(every, int) or every < 1 or not isinstance(data, str):
@@ -115,7 +115,7 @@ class HeldOutGrader(Driving):
 
 
 class Judged(NamedTuple):
-    """What a prompt's answers are worth on average by the reward of the run, and by the grader."""
+    """The mean worth of a prompt's answers, by the reward of the run and by the grader."""
 
     reward: float
     grader: float
@@ -129,12 +129,24 @@ class Answered(NamedTuple):
 
 
 def is_due(every: int, before: int, step: int) -> bool:
-    """True if a probe is to be made after the steps behind `before` up to `step`."""
+    """True if a probe is to be made after a rollout step.
+
+    Args:
+        every: optimizer steps between two probes.
+        before, step: optimizer steps done before it, and after it.
+    """
     return before == 0 or step // every > before // every
 
 
 def in_groups(rollouts: Rollouts) -> list[Answered]:
-    """Answers by prompt, in the order in which they came."""
+    """Put answers together by their prompt.
+
+    Args:
+        rollouts: answers, in any order.
+
+    Returns:
+        The prompts in the order in which they came.
+    """
     of_prompts: dict[int, list[int]] = {}
     for place, rollout in enumerate(rollouts):
         of_prompts.setdefault(rollout.group_id, []).append(place)
@@ -147,7 +159,11 @@ def in_groups(rollouts: Rollouts) -> list[Answered]:
 
 
 def judge(by_reward: Sequence[Score], by_grader: Sequence[Score]) -> Judged | None:
-    """Both means of a prompt's answers; None where one of them has no score."""
+    """Both means of a prompt's answers; None where one of them has no score.
+
+    Args:
+        by_reward, by_grader: scores of the same answers.
+    """
     rewards = list(values_of(by_reward))
     grades = list(values_of(by_grader))
     if len(rewards) < len(by_reward) or len(grades) < len(by_grader):
@@ -156,7 +172,11 @@ def judge(by_reward: Sequence[Score], by_grader: Sequence[Score]) -> Judged | No
 
 
 def values_of(scores: Sequence[Score]) -> Iterator[float]:
-    """The values of those that have one."""
+    """Yield the values of those that have one.
+
+    Args:
+        scores: of answers.
+    """
     for score in scores:
         if score.value is not None:
             yield score.value

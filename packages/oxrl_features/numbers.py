@@ -1,6 +1,4 @@
-"""What the features of this package have in common: numbers that are checked, and engines that stay
-with the process that drives the run.
-"""
+"""Numbers of features that are checked, and features that keep an engine with the driving process."""
 
 from __future__ import annotations
 
@@ -24,6 +22,11 @@ def problem(feature: str, field: str, text: str) -> ConfigError:
 def between(feature: str, field: str, value: float, low: float, high: float) -> float:
     """A number within its bounds.
 
+    Args:
+        feature, field: names in `train.features`.
+        value: that stands there.
+        low, high: least and most.
+
     Raises:
         ConfigError: it is none, or outside of them.
     """
@@ -35,6 +38,11 @@ def between(feature: str, field: str, value: float, low: float, high: float) -> 
 
 def count(feature: str, field: str, value: int, least: int) -> int:
     """A whole number that is large enough.
+
+    Args:
+        feature, field: names in `train.features`.
+        value: that stands there.
+        least: that it may be.
 
     Raises:
         ConfigError: it is none, or too small.
@@ -48,6 +56,8 @@ def file(feature: str, field: str, value: str, holds: str) -> str:
     """The name of a file that is there.
 
     Args:
+        feature, field: names in `train.features`.
+        value: that stands there.
         holds: what its rows are, for the error.
 
     Raises:

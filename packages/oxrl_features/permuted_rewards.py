@@ -17,7 +17,11 @@ from oxrl.types import RolloutBatch
 
 
 class PermutedRewards(Feature):
-    """See the module."""
+    """See the module.
+
+    Args:
+        given: what the run is made of; its seed decides the exchange.
+    """
 
     def __init__(self, given: FeatureInputs) -> None:
         self.seed = given.seed

@@ -119,7 +119,7 @@ def test_what_the_environment_said_without_a_weight_is_the_row_itself(tmp_path: 
             environment={"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
             reward={"name": ""},
             run={"steps": 3},
-            train={"lr": 1e-3},
+            train={"lr": 2e-5},
             rollout={"max_tokens": 24, "n_samples": 4},
         )
 
@@ -128,7 +128,7 @@ def test_what_the_environment_said_without_a_weight_is_the_row_itself(tmp_path: 
     run(heard)
     lines = metric_lines(heard.run.directory)
     told = [line["echo/nll"] for line in lines if line["echo/tokens"]]
-    assert len(told) >= 2 and told[-1] < told[0] - 0.01
+    assert len(told) >= 2 and told[-1] < told[0] - 0.05
 
 
 # --- What they compute.
