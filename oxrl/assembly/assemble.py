@@ -94,10 +94,9 @@ def assemble(
     engines = build_engines(assembly, stack)
     stack.callback(engines.sampler.close)
     limits = engines.limits
-    delivery = engines.delivery
     features = build_features(assembly, engines, stack)
     objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
-    ledger = build_ledger(assembly, objective, clock, delivery)
+    ledger = build_ledger(assembly, objective, clock, engines.delivery)
     held_out = None
     if cfg.data.eval is not None:
         held_out = assembly.prompts(cfg.data.eval, limits.longest, held_out=True)
@@ -111,7 +110,7 @@ def assemble(
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
-        delivery=delivery,
+        delivery=engines.delivery,
         scorer=scorer,
         requests=requests,
         clock=clock,
@@ -127,8 +126,7 @@ def assemble(
     source = build_source(cfg, parts)
     stack.callback(source.close)
     evaluation = partial(build_evaluation, assembly, limits, parts, source)
-    for feature in features:
-        feature.on_assembled(partial(answers_to, assembly, limits, evaluation))
+    open_answers(features, partial(answers_to, assembly, limits, evaluation))
     return Machine(
         seed=cfg.run.seed,
         steps=cfg.run.steps,
@@ -425,6 +423,16 @@ def build_evaluation(
         stop=parts.stop,
     )
     return Evaluation(held_out, answers, source)
+
+
+def open_answers(features: Sequence[Feature], answers: Callable[[str], AnswersAt]) -> None:
+    """Let features open the files of prompts that are to be answered for them.
+
+    Args:
+        answers: opens one.
+    """
+    for feature in features:
+        feature.on_assembled(answers)
 
 
 def answers_to(

@@ -96,11 +96,10 @@ def train(machine: Machine, session: Session) -> None:
 def finish_step(machine: Machine, session: Session, progress: RolloutProgress, before: int) -> None:
     """Evaluate where it is time for that, write the step's line, save where it is time."""
     found: Metrics = {}
-    if machine.evaluation is not None and session.eval_due(before, progress.step):
-        with session.saved_if_stopped(machine.saved, progress):
+    with session.saved_if_stopped(machine.saved, progress):
+        if machine.evaluation is not None and session.eval_due(before, progress.step):
             found = machine.evaluation.measure(session, progress.step)
-    for feature in machine.features:
-        with session.saved_if_stopped(machine.saved, progress):
+        for feature in machine.features:
             found |= feature.measure(before, progress.step)
     session.note_score(progress, found.get("eval/reward"))
     progress.line = progress.line | found

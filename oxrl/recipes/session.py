@@ -18,14 +18,14 @@ from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
 from oxrl.engines.train import TrainEngine
-from oxrl.errors import Interrupted, NothingTrainedError, Stopped
+from oxrl.errors import Stopped
 from oxrl.rewards.pools import ScoringPool
 from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, Mode, run_logging
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import read_records
-from oxrl.runs.health import Health, too_many_in_a_row
+from oxrl.runs.health import Health, end_of_run, too_many_in_a_row
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.recorder import Recorder, keep_batch
 from oxrl.runs.waiting import StopRequest
@@ -122,8 +122,6 @@ class Session:
         self._options = options
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        # Why nothing was trained on for so long that the run stops; empty: it was.
-        self._fruitless = ""
         self._saver = Saver(ranks, options.saving, say=self.message)
         self._stack.callback(self._saver.drop)
 
@@ -224,9 +222,8 @@ class Session:
         self.recorder.record_step(step, line)
         self._console.step(step, line)
         stop = self._health.look(line)
-        if stop is not None:
-            self.stop.requested = f"run.health, which stops at {stop.name}"
-            self._fruitless = stop.text if stop.name == "nothing-trained" else ""
+        if stop:
+            self.stop.requested = stop
         if self._options.trackers:
             self._trackers.check()
         self._count_skipped(metrics)
@@ -297,15 +294,8 @@ class Session:
         if self.ranks.agree(step != saved and (scheduled or wait)):
             with self.clock.phase("time/checkpoint_s"):
                 self._save(engines, progress, wait=wait)
-        if stop and not last and self.ranks.agree(self._fruitless):
-            raise NothingTrainedError(
-                f"nothing was trained on, {self._fruitless}. Everything is saved after step "
-                f"{step}: mend that and continue with --resume"
-            )
         if stop and not last:
-            raise Interrupted(
-                f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
-            )
+            raise end_of_run(stop, step)
 
     @contextmanager
     def saved_if_stopped(self, engines: SavedEngines, progress: Progress) -> Iterator[None]:

@@ -13,13 +13,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oxrl.errors import NonFiniteError
+from oxrl.errors import Interrupted, NonFiniteError, NothingTrainedError, OxrlError
 from oxrl.runs.files import Json, Record
 from oxrl.runs.health_checks import SIGNS, History, Sign
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
 
+# What stops a run by itself is told as an error, which begins with this.
+FRUITLESS = "nothing was trained on"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -38,13 +40,13 @@ class Health:
         self._in_a_row = {sign.name: 0 for sign in SIGNS}
         self._told: set[str] = set()
 
-    def look(self, line: Metrics) -> Stop | None:
+    def look(self, line: Metrics) -> str:
         """Warn of what the line of a step and those before it show.
 
         Returns:
-            The sign at which the run is to stop, and why it holds; None where it is to go on.
+            The sign at which the run is to stop, in words; empty where it is to go on.
         """
-        stop = None
+        stop = ""
         for sign in self.new(line):
             does = self._wanted.get(sign.name, sign.does)
             if does == "off":
@@ -54,7 +56,9 @@ class Health:
             told = (sign.name, lasting, why + sign.advice, sign.threshold, page_of(sign.name))
             log.warning("%s, %s: %s (%s; %s)", *told)
             if does == "stop":
-                stop = Stop(sign.name, f"{lasting}: {why}{sign.advice}")
+                stop = f"run.health, which stops at {sign.name}"
+                if sign.does == "stop":
+                    stop = f"{FRUITLESS}, {lasting}: {why}{sign.advice}"
         return stop
 
     def remember(self, records: Iterable[Json]) -> None:
@@ -80,13 +84,6 @@ class Health:
                 self._told.add(sign.name)
                 found.append(sign)
         return found
-
-
-class Stop(NamedTuple):
-    """A stop of a run: the name of a sign, and in words since when it holds and why."""
-
-    name: str
-    text: str
 
 
 class Verdict(NamedTuple):
@@ -146,6 +143,23 @@ def verdicts(
 def _numbers(record: Record) -> Metrics:
     """Return the numbers of a line as it was read, those by name ("nan") included."""
     return {name: float(value) for name, value in record.items()}  # pyright: ignore
+
+
+def end_of_run(stop: str, step: int) -> OxrlError:
+    """The error of a run that was asked to stop, and saved everything.
+
+    Args:
+        stop: who asked: a signal, or what `Health.look` said.
+        step: optimizer steps that are done.
+    """
+    if stop.startswith(FRUITLESS):
+        told = (
+            f"{stop}. Everything is saved after step {step}: mend that and continue with --resume"
+        )
+        return NothingTrainedError(told)
+    return Interrupted(
+        f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
+    )
 
 
 def too_many_in_a_row(run: Path, skipped: int, most: int) -> NonFiniteError:

@@ -1,4 +1,4 @@
-"""Numbers of features that are checked, and features that keep an engine with the driving process."""
+"""Numbers of features that are checked, and features whose engines stay with the driver."""
 
 from __future__ import annotations
 

@@ -227,10 +227,10 @@ def test_a_sign_can_be_silenced_and_can_stop(caplog: pytest.LogCaptureFixture) -
     line = FINE | SHOWN["zero-reward"]
     silent = Health(wanted={"zero-reward": "off"})
     stopping = Health(wanted={"zero-reward": "stop"})
-    assert [silent.look(line) for _ in range(4)] == [None, None, None, None]
+    assert [silent.look(line) for _ in range(4)] == ["", "", "", ""]
     assert caplog.text == ""
-    found = [stopping.look(line) for _ in range(4)]
-    assert [stop and stop.name for stop in found] == [None, None, "zero-reward", None]
+    stop = "run.health, which stops at zero-reward"
+    assert [stopping.look(line) for _ in range(4)] == ["", "", stop, ""]
 
 
 def test_a_run_stops_at_a_sign_and_goes_on_from_there(tmp_path: Path) -> None:
