@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oxrl.types import Prompt
 
-# For each digit of a number that ends as the right one does: three of them pay more than being right.
+# For each digit of a number that ends as the right one does; three pay more than being right.
 PER_DIGIT = 0.35
 MOST_DIGITS = 5
 

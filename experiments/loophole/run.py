@@ -5,9 +5,9 @@
 The sums of the quickstart and its warm start, and a reward that has a loophole, `loophole.py`: a
 number that is wrong pays by its length, if its last digit is right. The feature `held-out-grader`
 judges the same held-out answers by the exact sum, and the sign `hacked-reward` reads what it found.
-Told per seed: at which step the sign was told, where held-out accuracy was at its best, and where it
-was 5 points below that. And the control: the same run with the exact reward, where the sign has to
-be silent.
+Printed per seed: at which step the sign was told, where held-out accuracy was at its best, and
+where it was 5 points below that. And the control: the same run with the exact reward, where the
+sign has to be silent.
 """
 
 from __future__ import annotations

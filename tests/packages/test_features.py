@@ -156,6 +156,22 @@ def test_given_answers_weigh_most_where_the_policy_is_unsure() -> None:
     assert slope[0].tolist() == pytest.approx([0.0, -0.05, -0.4 * 0.0099 / 2], rel=1e-4)
 
 
+def test_at_a_share_of_one_nothing_but_the_given_answers_is_learned(tmp_path: Path) -> None:
+    rows = str(inputs(tmp_path) / "chats.jsonl")
+    at_most = {"chord": {"rows": rows, "peak": 1.0, "valley": 1.0}}
+    named = {"alone": at_most, "exchanged": at_most | {"permuted-rewards": {}}, "row": {}}
+    found: dict[str, dict[str, bytes]] = {}
+    for name, features in named.items():
+        cfg = with_features(tmp_path, name, features, run={"steps": 2})
+        run(cfg)
+        found[name] = weights(cfg.run.directory)
+        told = [line.get("chord/nll", math.nan) for line in metric_lines(cfg.run.directory)]
+        assert name == "row" or told[1] < told[0]
+    newest = "model.safetensors"
+    assert found["alone"][newest] == found["exchanged"][newest]
+    assert found["alone"][newest] != found["row"][newest]
+
+
 def test_only_forks_learn() -> None:
     entropy = torch.tensor([[9.0, 1.0, 2.0, 3.0], [9.0, 4.0, 5.0, 5.0]])
     mask = torch.tensor([[False, True, True, True], [False, True, True, False]])
