@@ -224,10 +224,10 @@ def policy_batch(batch: RolloutBatch) -> PolicyBatch:
 
 
 def test_what_the_environment_said_is_neither_prompt_nor_answer() -> None:
-    said = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()
-    own = torch.tensor([[0, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]]).bool()
+    said = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool()
+    own = torch.tensor([[0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]]).bool()
     inputs = TokenBatch(tokens=said.long(), attention_mask=said, response_mask=own)
-    assert environment_tokens(inputs).int().tolist() == [[0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0]]
+    assert environment_tokens(inputs).int().tolist() == [[0, 0, 0, 1, 0, 1], [0, 0, 1, 1, 0, 0]]
 
 
 # --- The control.
@@ -479,25 +479,35 @@ def test_a_killed_run_with_features_goes_on_with_the_same_bytes(disk_path: Path)
     assert any("monitor/gap_low" in line for line in metric_lines(left))
 
 
-def test_a_stop_in_a_probe_is_made_up_for_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_stop_while_answers_are_sampled_is_made_up_for_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    """No evaluation is due there: nothing but the probe is asked again."""
-    features = {"held-out-grader": monitor(tmp_path)}
-    whole, cut = (with_features(tmp_path, name, features) for name in ("whole", "cut"))
+    """In the first probe; in an evaluation of a step that no probe belongs to."""
+    held_out = str(inputs(tmp_path) / "prompts.jsonl")
+    whole, cut = (
+        with_features(
+            tmp_path,
+            name,
+            {"held-out-grader": monitor(tmp_path)},
+            data={"train": held_out, "prompts_per_step": 4, "eval": held_out},
+            run={"steps": 4, "eval_every": 2},
+        )
+        for name in ("whole", "cut")
+    )
     run(whole)
     asked = ScoredSampler.answer
+    calls: list[int] = []
 
     def stopped(self: ScoredSampler, draws: Any) -> list[Rollout]:
-        if monkeypatch_on:
+        calls.append(len(calls) + 1)
+        if calls[-1] == call:
             raise Stopped
         return asked(self, draws)
 
-    monkeypatch_on = True
     monkeypatch.setattr(ScoredSampler, "answer", stopped)
     with pytest.raises(Stopped):
         run(cut)
-    monkeypatch_on = False
     run(cut, resume=True)
     assert metric_lines(cut.run.directory) == metric_lines(whole.run.directory)
     assert final_files(cut.run.directory) == final_files(whole.run.directory)
