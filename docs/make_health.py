@@ -19,7 +19,8 @@ once per cause, when it has held for so many optimizer steps in a row; [`oxrl re
 lists the verdict of every check, of a running run too. A resumed run knows from its lines what
 was told. Thresholds are loose: a healthy run shows none of these.
 
-A check is silenced by its name, or has the run stop, saved and resumable (exit 75):
+One of them, `nothing-trained`, ends the run, saved and resumable (exit 1). Any other warns, is
+silenced by its name, or has the run stop, saved and resumable (exit 75):
 
 ```yaml
 run:

@@ -2,9 +2,9 @@
 
 OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
     CheckpointError 1 (CheckpointWriteError, NoCheckpointError 2), EngineError 1 (WeightSyncError,
-    LostActorError, LostRankError), InvariantError 1, NonFiniteError 1, RewardError 1
-    (RewardDefinitionError 2), EnvironmentDefinitionError 2, DeadlineError 1, MachineError 1,
-    Interrupted 75 (Stopped)
+    LostActorError, LostRankError), InvariantError 1, NonFiniteError 1, NothingTrainedError 1,
+    RewardError 1 (RewardDefinitionError 2), EnvironmentDefinitionError 2, DeadlineError 1,
+    MachineError 1, Interrupted 75 (Stopped)
 """
 
 from __future__ import annotations
@@ -162,6 +162,10 @@ class InvariantError(OxrlError, AssertionError):
 
 class NonFiniteError(OxrlError, ArithmeticError):
     """NaN or infinite values: in too many optimizer steps in a row, or in weights to be saved."""
+
+
+class NothingTrainedError(OxrlError):
+    """Too many optimizer steps in a row had nothing to learn from; the run saved a checkpoint."""
 
 
 class RewardError(OxrlError, RuntimeError):

@@ -18,19 +18,13 @@ import random
 import resource
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import oxrl.assembly.episode_wiring
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.config.load_evaluation import load_evaluation_config
-from oxrl.rollouts.episode_scores import EpisodeScorer
-from oxrl.runs.waiting import Patience
-from oxrl.seeds import stable_seed
-from oxrl.types import Group, Score
 from oxrl_envs.calculator import calculator
 
 HERE = Path(__file__).parent
@@ -42,21 +36,6 @@ MORE_STEPS = 10
 MOST_STEPS = 200
 WANTED = 0.1
 ASKED = 128
-
-
-class PermutedRewards(EpisodeScorer):
-    """The control: every score goes to an episode that it does not belong to."""
-
-    calls = 0
-
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
-        """See GroupScorer."""
-        scored = super().score(groups, patience)
-        flat = [score for group in scored for score in group]
-        PermutedRewards.calls += 1
-        random.Random(stable_seed("control", self.calls)).shuffle(flat)
-        shuffled = iter(flat)
-        return [[next(shuffled) for _ in group] for group in scored]
 
 
 def cpu_seconds() -> float:
@@ -132,12 +111,9 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
         f"model.name={model}",
         f"environment.name={TURNS}:Calculator",
     ]
-    original = oxrl.assembly.episode_wiring.EpisodeScorer
-    oxrl.assembly.episode_wiring.EpisodeScorer = PermutedRewards if permuted else original
-    try:
-        run(load_config(HERE / "rl.yaml", given))
-    finally:
-        oxrl.assembly.episode_wiring.EpisodeScorer = original
+    if permuted:
+        given.append("train.features={permuted-rewards: {}}")
+    run(load_config(HERE / "rl.yaml", given))
     return newest(folder / name)
 
 

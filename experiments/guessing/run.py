@@ -16,19 +16,13 @@ import random
 import resource
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from guessing import WORDS
 
-import oxrl.assembly.episode_wiring
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.rollouts.episode_scores import EpisodeScorer
-from oxrl.runs.waiting import Patience
-from oxrl.seeds import stable_seed
-from oxrl.types import Group, Score
 
 HERE = Path(__file__).parent
 GAME = f"{HERE / 'guessing.py'}"
@@ -36,21 +30,6 @@ GAMES = 4000
 # How many of the games that are shown say what the word said; the others guess blindly twice.
 LISTENS = 0.5
 JUDGED = 256
-
-
-class PermutedRewards(EpisodeScorer):
-    """The control: every score goes to an episode that it does not belong to."""
-
-    calls = 0
-
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
-        """See GroupScorer."""
-        scored = super().score(groups, patience)
-        flat = [score for group in scored for score in group]
-        PermutedRewards.calls += 1
-        random.Random(stable_seed("control", self.calls)).shuffle(flat)
-        shuffled = iter(flat)
-        return [[next(shuffled) for _ in group] for group in scored]
 
 
 def cpu_seconds() -> float:
@@ -111,12 +90,9 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
         f"model.name={model}",
         f"environment.name={GAME}:Guessing",
     ]
-    original = oxrl.assembly.episode_wiring.EpisodeScorer
-    oxrl.assembly.episode_wiring.EpisodeScorer = PermutedRewards if permuted else original
-    try:
-        run(load_config(HERE / "rl.yaml", given))
-    finally:
-        oxrl.assembly.episode_wiring.EpisodeScorer = original
+    if permuted:
+        given.append("train.features={permuted-rewards: {}}")
+    run(load_config(HERE / "rl.yaml", given))
     return newest(folder / name)
 
 

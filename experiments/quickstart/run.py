@@ -13,25 +13,15 @@ Every run gets a fresh directory under `runs/`.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from oxrl.assembly import reward_pools
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.rewards.pool_choice import reward_pool
-from oxrl.rewards.pools import SinglePool
-from oxrl.runs.waiting import Patience
-from oxrl.seeds import stable_seed
-from oxrl.types import Group, Score
 from oxrl_datasets.prepare import PREPARERS
 
 HERE = Path(__file__).parent
@@ -57,25 +47,6 @@ class Result:
     before: tuple[float, float]
     after: tuple[float, float]
     seconds: float
-
-
-def permuted_pool(*given: Any, **named: Any) -> SinglePool:
-    """The control: every score goes to a response it does not belong to. Means stay, the signal is
-    gone.
-    """
-    pool = reward_pool(*given, **named)
-    right = pool.score
-    calls = itertools.count(1)
-
-    def score(groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
-        scored = right(groups, patience)
-        flat = [score for group in scored for score in group]
-        random.Random(stable_seed("control", next(calls))).shuffle(flat)
-        shuffled = iter(flat)
-        return [[next(shuffled) for _ in group] for group in scored]
-
-    pool.score = score
-    return pool
 
 
 def say(text: str = "") -> None:
@@ -128,11 +99,9 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
         f"data.train={folder / 'data/rl.jsonl'}",
         f"model.name={warm}",
     ]
-    reward_pools.reward_pool = permuted_pool if control else reward_pool
-    try:
-        run(load_config(HERE / "rl.yaml", shared + rl))
-    finally:
-        reward_pools.reward_pool = reward_pool
+    if control:
+        rl.append("train.features={permuted-rewards: {}}")
+    run(load_config(HERE / "rl.yaml", shared + rl))
     after = accuracies(max((folder / "rl/checkpoints").glob("step_*")), folder, seed, "after")
     return Result(before=before, after=after, seconds=time.monotonic() - start)
 

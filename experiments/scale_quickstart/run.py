@@ -67,9 +67,11 @@ ENGINES = {
         "inference_engine.actors=1",
     ],
 }
+# The control: rewards are exchanged over the batch.
+PERMUTED = "train.features={permuted-rewards: {}}"
 ENGINES["bf16_permuted"] = [
     *ENGINES["bf16_vllm"],
-    f"reward.name={HERE / 'permuted.py'}:permuted",
+    PERMUTED,
 ]
 # Adapters at ten times the rate of full tuning, local and as most machines train: several ranks.
 ADAPTER = ["lora.rank=16", "lora.alpha=32", "train.lr=3e-3"]
@@ -77,13 +79,13 @@ ENGINES["lora_local"] = [*ENGINES["local"], *ADAPTER]
 ENGINES["qlora_local"] = [*ENGINES["lora_local"], "model.load_in_4bit=true"]
 ENGINES["qlora_permuted"] = [
     *ENGINES["qlora_local"],
-    f"reward.name={HERE / 'permuted.py'}:permuted",
+    PERMUTED,
 ]
 ENGINES["lora_zero3_vllm"] = [*ENGINES["zero3_vllm"], *ADAPTER]
 ENGINES["lora_bf16_vllm"] = [*ENGINES["bf16_vllm"], *ADAPTER]
 ENGINES["lora_permuted"] = [
     *ENGINES["lora_local"],
-    f"reward.name={HERE / 'permuted.py'}:permuted",
+    PERMUTED,
 ]
 # Those that have to learn the same, to rounding.
 FLOAT32 = ["local", "zero3_vllm", "two_vllm"]

@@ -39,7 +39,7 @@ class Family:
         task: what its rows and its evaluation are of.
         kind: `rl`, `sft` or `dpo`; `before` trains nothing.
         sections: of the configuration, beside those of the task.
-        permuted: the control; rewards go to the wrong answers.
+        permuted: the control; its sections have rewards go to the wrong answers.
         steps: of the optimizer.
     """
 
@@ -92,11 +92,16 @@ ON_POLICY = {
     "train": {"alg_name": "sgrpo", "lr": 5e-6, **AT_ONCE},
 }
 
+CONTROL = {
+    **ON_POLICY,
+    "train": {**ON_POLICY["train"], "features": {"permuted-rewards": {}}},
+}
+
 # The untrained model is asked once: what it answers does not depend on how others are trained.
 UNTRAINED = {f"{task}-{BEFORE}": Family(task, BEFORE) for task in TASKS}
 TRAINED: dict[str, Family] = {
     "arithmetic": Family("arithmetic", "rl", ON_POLICY),
-    "arithmetic-permuted": Family("arithmetic", "rl", ON_POLICY, permuted=True),
+    "arithmetic-permuted": Family("arithmetic", "rl", CONTROL, permuted=True),
     "sft": Family(
         "chats",
         "sft",

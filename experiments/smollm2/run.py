@@ -120,13 +120,7 @@ class Trial:
         cfg = load_config(self.config(name, joined, **run))
         begun = clocks()
         resumed = (self.folder / name).is_dir()
-        if self.family.permuted:
-            from permuted import scores_permuted
-
-            with scores_permuted():
-                train(cfg, resume=resumed)
-        else:
-            train(cfg, resume=resumed)
+        train(cfg, resume=resumed)
         self.seconds = since(begun)
         if resumed:  # the processor time of a sitting that was stopped is lost
             steps = [line.get("time/step_s", 0.0) for line in self.metrics(name)]

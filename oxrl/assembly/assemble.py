@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ from oxrl.tables.user_code import REWARD
 from oxrl.types import Group, Prompt, Scores
 
 if TYPE_CHECKING:
-    from oxrl.recipes.features.base import Feature
+    from oxrl.recipes.features.base import AnswersAt, Feature
     from oxrl.recipes.scored_answers import Evaluation
     from oxrl.recipes.session import Session
 
@@ -94,10 +94,9 @@ def assemble(
     engines = build_engines(assembly, stack)
     stack.callback(engines.sampler.close)
     limits = engines.limits
-    delivery = engines.delivery
-    features = build_features(assembly, engines)
+    features = build_features(assembly, engines, stack)
     objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
-    ledger = build_ledger(assembly, objective, clock, delivery)
+    ledger = build_ledger(assembly, objective, clock, engines.delivery)
     held_out = None
     if cfg.data.eval is not None:
         held_out = assembly.prompts(cfg.data.eval, limits.longest, held_out=True)
@@ -111,7 +110,7 @@ def assemble(
     # Around the sampler: step after step, in rounds, ahead of training, or stored; kept whole.
     parts = RolloutParts(
         sampler=sampler,
-        delivery=delivery,
+        delivery=engines.delivery,
         scorer=scorer,
         requests=requests,
         clock=clock,
@@ -126,6 +125,8 @@ def assemble(
     )
     source = build_source(cfg, parts)
     stack.callback(source.close)
+    evaluation = partial(build_evaluation, assembly, limits, parts, source)
+    open_answers(features, partial(answers_to, assembly, limits, evaluation))
     return Machine(
         seed=cfg.run.seed,
         steps=cfg.run.steps,
@@ -137,7 +138,7 @@ def assemble(
         features=features,
         source=kept_source(cfg, source),
         row_rules=build_row_rules(assembly, limits),
-        evaluation=build_evaluation(assembly, held_out, limits, parts, source),
+        evaluation=None if held_out is None else evaluation(held_out),
         ledger=ledger,
         saved=what_is_saved(cfg, engines, features, source),
         ratio_tolerance=FIRST_RATIO_TOLERANCE[cfg.model.dtype],
@@ -186,8 +187,12 @@ def models_of(cfg: Config, engines: Engines) -> Models[Scorer]:
     return models
 
 
-def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
-    """Build what row, user and configuration add to the loop beyond the row's cells."""
+def build_features(assembly: Assembly, engines: Engines, stack: ExitStack) -> list[Feature]:
+    """Build what row, user and configuration add to the loop beyond the row's cells.
+
+    Args:
+        stack: closes what they open.
+    """
     cfg = assembly.cfg
     of_row = set(cfg.train.row.needs) - NOTHING_ADDED
     rescales = cfg.reward.bound is not None  # as where rewards are normalised
@@ -196,7 +201,7 @@ def build_features(assembly: Assembly, engines: Engines) -> list[Feature]:
         return []
     from oxrl.assembly.features import features_of  # most runs have none
 
-    return list(features_of(assembly, engines))
+    return list(features_of(assembly, engines, stack))
 
 
 def build_ledger(
@@ -395,14 +400,12 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
 
 def build_evaluation(
     assembly: Assembly,
-    held_out: PromptDataset | None,
     limits: Limits,
     parts: RolloutParts,
     source: RolloutSource,
-) -> Evaluation | None:
-    """Who answers held-out prompts, as training does but for `rollout.eval_*`; None without any."""
-    if held_out is None:
-        return None
+    held_out: PromptDataset,
+) -> Evaluation:
+    """Who answers held-out prompts, as training does but for `rollout.eval_*`."""
     from oxrl.recipes.scored_answers import (  # of runs with data.eval
         Evaluation,
         ScoredSampler,
@@ -420,6 +423,32 @@ def build_evaluation(
         stop=parts.stop,
     )
     return Evaluation(held_out, answers, source)
+
+
+def open_answers(features: Sequence[Feature], answers: Callable[[str], AnswersAt]) -> None:
+    """Let features open the files of prompts that are to be answered for them.
+
+    Args:
+        answers: opens one.
+    """
+    for feature in features:
+        feature.on_assembled(answers)
+
+
+def answers_to(
+    assembly: Assembly,
+    limits: Limits,
+    evaluation: Callable[[PromptDataset], Evaluation],
+    path: str,
+) -> AnswersAt:
+    """Open a file of prompts, to be answered as those of `data.eval` are.
+
+    Args:
+        limits: of the model.
+        evaluation: who answers prompts.
+        path: of the file.
+    """
+    return evaluation(assembly.prompts(path, limits.longest, held_out=True)).answered
 
 
 def what_is_saved(

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 from oxrl.assembly.assembly import Assembly, Engines
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.assembly.reward_pools import build_other_reward
+from oxrl.data.conversations import ConversationDataset
+from oxrl.recipes.features.base import Feature, FeatureInputs, RowsAt
 from oxrl.recipes.features.episodes import Episodes
 from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.features.own_feature import OwnFeature
 from oxrl.recipes.features.reward_scale import RewardScale
 from oxrl.recipes.features.token_record import TokenRecord
+from oxrl.recipes.supervised import to_supervised_batch
+from oxrl.rewards.pools import SinglePool
 from oxrl.runs.directory import ROLLOUTS
+from oxrl.runs.waiting import Patience
+from oxrl.types import Group, Scores, SupervisedBatch
 
 
-def features_of(assembly: Assembly, engines: Engines) -> Iterator[Feature]:
-    """Every feature of a run, in the order in which their hooks are called."""
+def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Iterator[Feature]:
+    """Every feature of a run, in the order in which their hooks are called.
+
+    Args:
+        stack: closes what they open.
+    """
     cfg = assembly.cfg
     train = cfg.train
     given = FeatureInputs(
@@ -26,6 +38,10 @@ def features_of(assembly: Assembly, engines: Engines) -> Iterator[Feature]:
         models=engines.trainers,
         part_weights=assembly.part_weights,
         compared_parts=assembly.compared_parts,
+        seed=cfg.run.seed,
+        plays=bool(cfg.environment.name),
+        score=OtherRewards(assembly, stack).score,
+        rows=partial(conversations, assembly),
     )
     if cfg.reward.bound is not None:
         yield RewardScale(cfg.reward.normalize, cfg.reward.bound)
@@ -40,3 +56,54 @@ def features_of(assembly: Assembly, engines: Engines) -> Iterator[Feature]:
     if cfg.environment.name:
         # Last: what it hands on is cut into rows.
         yield Episodes()
+
+
+class OtherRewards:
+    """Rewards beside that of the run, each loaded when it is asked for first.
+
+    Args:
+        assembly: of the run.
+        stack: closes them.
+    """
+
+    def __init__(self, assembly: Assembly, stack: ExitStack) -> None:
+        self._assembly = assembly
+        self._stack = stack
+        self._pools: dict[str, SinglePool] = {}
+
+    def score(self, name: str, groups: Sequence[Group]) -> Scores:
+        """Score responses by the reward of a name.
+
+        Args:
+            name: as of `reward.name`.
+            groups: prompts with their responses.
+
+        Raises:
+            RewardError: it cannot be loaded.
+            Stopped: a signal asked to stop.
+        """
+        patience = Patience(self._assembly.stop, self._assembly.cfg.run.waits.seconds["rollout"])
+        if name not in self._pools:
+            pool = build_other_reward(self._assembly, name)
+            self._stack.callback(pool.close)
+            pool.start(patience)
+            self._pools[name] = pool
+        return self._pools[name].score(groups, patience)
+
+
+def conversations(assembly: Assembly, path: str) -> RowsAt:
+    """Open a file of conversations; its rows are drawn in an order of `run.seed`.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        DataError: it holds none.
+    """
+    rows = ConversationDataset.load(path, assembly.tokenizer, assembly.row_options(held_out=False))
+
+    def at(draws: range) -> SupervisedBatch:
+        drawn = [rows.at(draw, seed=assembly.cfg.run.seed) for draw in draws]
+        return to_supervised_batch(drawn, assembly.pad_id, images=assembly.images)
+
+    return at

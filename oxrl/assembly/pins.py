@@ -149,7 +149,8 @@ def inputs_of(cfg: Config, known: Json) -> Inputs:
 
         for kind, field, names in own:
             yield from code_inputs(kind, names, field)
-        yield from option_files(cfg.environment.options)
+        yield from option_files("environment.options", cfg.environment.options)
+        yield from option_files("train.features.numbers", cfg.train.features)
 
 
 def _own_code(cfg: Config) -> Iterator[tuple[Kind, str, list[str]]]:

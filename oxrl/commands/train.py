@@ -69,8 +69,8 @@ def check_models_on_hub(cfg: Config) -> None:
         check_on_hub(*source)
 
 
-# Of one part of a reward, as reward.parts.correct.weight.
-PART_FIELD = re.compile(r"reward\.parts\.[^.]+\.[a-z_]+")
+# Of one part of a reward, as reward.parts.correct.weight; and files that numbers of features name.
+PART_FIELD = re.compile(r"reward\.parts\.[^.]+\.[a-z_]+|train\.features\.numbers")
 
 
 def check_accepted(accept: Sequence[str], *, resume: bool) -> None:

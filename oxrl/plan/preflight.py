@@ -406,9 +406,11 @@ def check_features(cfg: Config, prepared: Prepared) -> str:
     """Check that features of the user's own can be loaded."""
     if not cfg.train.features:
         return ""
-    from oxrl.recipes.features.own_feature import tried_features  # most runs have none
+    from oxrl.recipes.features.base import Planned  # most runs have none
+    from oxrl.recipes.features.own_feature import tried_features  # as above
 
-    return tried_features(list(cfg.train.features))
+    run = Planned(cfg.run.steps, cfg.train.updates, cfg.rollout.eval_samples)
+    return tried_features(cfg.train.features, run)
 
 
 def check_trackers(cfg: Config, prepared: Prepared) -> str:

@@ -49,6 +49,11 @@ class Machine:
     keeps_tokens: bool
 
     @property
+    def updates(self) -> int:
+        """Optimizer steps on each rollout batch."""
+        return self.epochs * self.minibatches
+
+    @property
     def policy(self) -> TrainEngine:
         """The model that learns."""
         return cast("TrainEngine", self.models[POLICY])

@@ -38,7 +38,7 @@ def train(machine: Machine, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint on."""
     progress = session.restore(machine.saved, RolloutProgress(kl_coeff=machine.kl_coeff))
     if progress.line:  # a signal came while this step was evaluated
-        finish_step(machine, session, progress, 0)
+        finish_step(machine, session, progress, progress.step - machine.updates)
     while progress.step < machine.steps and not progress.good_enough:
         before = progress.step
 
@@ -46,6 +46,8 @@ def train(machine: Machine, session: Session) -> None:
         # a group of responses to every prompt, and the reward scores them.
         with session.saved_if_stopped(machine.saved, progress):
             sampled = machine.source.next(progress.draw, step=before)
+            for feature in machine.features:
+                feature.on_sampled(sampled.rollouts)
 
         # The rows that can be learned from; what every model says of them before the update.
         rows = trainable_rows(sampled, machine.row_rules, version=before)
@@ -94,9 +96,11 @@ def train(machine: Machine, session: Session) -> None:
 def finish_step(machine: Machine, session: Session, progress: RolloutProgress, before: int) -> None:
     """Evaluate where it is time for that, write the step's line, save where it is time."""
     found: Metrics = {}
-    if machine.evaluation is not None and session.eval_due(before, progress.step):
-        with session.saved_if_stopped(machine.saved, progress):
+    with session.saved_if_stopped(machine.saved, progress):
+        if machine.evaluation is not None and session.eval_due(before, progress.step):
             found = machine.evaluation.measure(session, progress.step)
+        for feature in machine.features:
+            found |= feature.measure(before, progress.step)
     session.note_score(progress, found.get("eval/reward"))
     progress.line = progress.line | found
     session.record_line(progress)

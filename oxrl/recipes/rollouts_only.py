@@ -17,10 +17,10 @@ def train(machine: Machine, session: Session) -> None:
     """Run until the samples of `run.steps` optimizer steps are there, from the newest checkpoint
     on.
     """
-    updates = machine.epochs * machine.minibatches
+    updates = machine.updates
     progress = session.restore(machine.saved, RolloutProgress())
     if progress.line:  # a signal came while this step was evaluated
-        finish_step(machine, session, progress, 0)
+        finish_step(machine, session, progress, progress.step - updates)
     while progress.step < machine.steps and not progress.good_enough:
         before = progress.step
         with session.saved_if_stopped(machine.saved, progress):

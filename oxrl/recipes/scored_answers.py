@@ -154,11 +154,24 @@ class Evaluation(NamedTuple):
         count = Count(tell, "evaluation", len(draws) * samples, every_s=TOLD_EVERY_S)
         answers = replace(self.answers, on_finished=count.one)
         with session.clock.phase("time/eval_s"):
-            self.source.lend(step)
-            try:
-                return evaluation_metrics(answers.answer(draws), samples=samples)
-            finally:
-                answers.sampler.metrics()  # what it counted is no part of the next step
+            return evaluation_metrics(self._answered(step, draws, answers), samples=samples)
+
+    def answered(self, step: int) -> list[Rollout]:
+        """The scored answers to all prompts, with the weights of `step`.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
+        return self._answered(step, list(enumerate(self.prompts.in_order())), self.answers)
+
+    def _answered(
+        self, step: int, draws: Sequence[tuple[int, Prompt]], answers: ScoredSampler
+    ) -> list[Rollout]:
+        self.source.lend(step)
+        try:
+            return answers.answer(draws)
+        finally:
+            answers.sampler.metrics()  # what it counted is no part of the next step
 
 
 def _forward(session: Session, what: str, done: int, total: int) -> None:

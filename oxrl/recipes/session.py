@@ -18,14 +18,14 @@ from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.saving import Saver, SavingOptions
 from oxrl.checkpoint.writer import CheckpointWriter, remove_old, save_best
 from oxrl.engines.train import TrainEngine
-from oxrl.errors import Interrupted, Stopped
+from oxrl.errors import Stopped
 from oxrl.rewards.pools import ScoringPool
 from oxrl.runs.checkpoints import CHECKPOINTS
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, Mode, run_logging
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import read_records
-from oxrl.runs.health import Health, too_many_in_a_row
+from oxrl.runs.health import Health, end_of_run, too_many_in_a_row
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.recorder import Recorder, keep_batch
 from oxrl.runs.waiting import StopRequest
@@ -221,9 +221,9 @@ class Session:
         line = metrics | timed
         self.recorder.record_step(step, line)
         self._console.step(step, line)
-        sign = self._health.look(line)
-        if sign:
-            self.stop.requested = f"run.health, which stops at {sign}"
+        stop = self._health.look(line)
+        if stop:
+            self.stop.requested = stop
         if self._options.trackers:
             self._trackers.check()
         self._count_skipped(metrics)
@@ -235,10 +235,9 @@ class Session:
         progress.tokens = 0.0
 
     def _count_skipped(self, metrics: Metrics) -> None:
-        empty = metrics.get("data/empty_steps")
-        # A minibatch may be left without rows where the rollout batch has some: nothing is wrong
-        # with the others.
-        if empty and metrics.get("data/tokens"):
+        # A step without a token to train on is no broken one; of many the sign nothing-trained
+        # tells.
+        if metrics.get("data/empty_steps"):
             return
         if not metrics.get("update/skipped"):
             self._skipped_in_a_row = 0
@@ -247,7 +246,7 @@ class Session:
         most = self._options.max_skipped_steps
         if self._skipped_in_a_row <= most:
             return
-        raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most, empty=bool(empty))
+        raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most)
 
     def dump(self, step: int, tensors: TensorMap) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
@@ -283,6 +282,7 @@ class Session:
 
         Raises:
             Interrupted: a signal asked to stop and everything is saved.
+            NothingTrainedError: the same, of a run that has nothing to learn from.
         """
         step = progress.step
         last = step >= self._options.steps or progress.good_enough
@@ -295,9 +295,7 @@ class Session:
             with self.clock.phase("time/checkpoint_s"):
                 self._save(engines, progress, wait=wait)
         if stop and not last:
-            raise Interrupted(
-                f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
-            )
+            raise end_of_run(stop, step)
 
     @contextmanager
     def saved_if_stopped(self, engines: SavedEngines, progress: Progress) -> Iterator[None]:

@@ -13,13 +13,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oxrl.errors import NonFiniteError
+from oxrl.errors import Interrupted, NonFiniteError, NothingTrainedError, OxrlError
 from oxrl.runs.files import Json, Record
 from oxrl.runs.health_checks import SIGNS, History, Sign
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
 
+# What stops a run by itself is told as an error, which begins with this.
+FRUITLESS = "nothing was trained on"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -28,7 +30,8 @@ class Health:
 
     Args:
         vocabulary: tokens of the model; 0 where that is not known.
-        wanted: name of a sign -> what it does: warn (where nothing else is said), stop or off.
+        wanted: name of a sign -> what it does: warn, stop or off; where nothing is said, what the
+            sign does by itself.
     """
 
     def __init__(self, vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING) -> None:
@@ -41,24 +44,34 @@ class Health:
         """Warn of what the line of a step and those before it show.
 
         Returns:
-            The name of a sign at which the run is to stop; empty where it is to go on.
+            The sign at which the run is to stop, in words; empty where it is to go on.
         """
         stop = ""
         for sign in self.new(line):
-            does = self._wanted.get(sign.name, "warn")
+            does = self._wanted.get(sign.name, sign.does)
             if does == "off":
                 continue
             lasting = f"{sign.patience} steps in a row" if sign.patience > 1 else "this step"
-            told = (sign.name, lasting, sign.advice, sign.threshold, page_of(sign.name))
+            why = sign.why(self._seen)
+            told = (sign.name, lasting, why + sign.advice, sign.threshold, page_of(sign.name))
             log.warning("%s, %s: %s (%s; %s)", *told)
             if does == "stop":
-                stop = sign.name
+                stop = f"run.health, which stops at {sign.name}"
+                if sign.does == "stop":
+                    stop = f"{FRUITLESS}, {lasting}: {why}{sign.advice}"
         return stop
 
     def remember(self, records: Iterable[Json]) -> None:
-        """Take over the lines that a run recorded before it was resumed; nothing is told again."""
+        """Take over the lines that a run recorded before it was resumed; nothing is told again.
+
+        But what stops a run by itself counts from the resume on, and stops it once more.
+        """
         for record in records:
             self.new(_numbers(record))
+        for sign in SIGNS:
+            if sign.does == "stop":
+                self._in_a_row[sign.name] = 0
+                self._told.discard(sign.name)
 
     def new(self, line: Metrics) -> list[Sign]:
         """List the signs that have held long enough with this line, and were not told before."""
@@ -122,7 +135,7 @@ def verdicts(
             step=since.get(sign.name),
             threshold=sign.threshold + lasting,
             advice=sign.advice,
-            does=wanted.get(sign.name, "warn"),
+            does=wanted.get(sign.name, sign.does),
             page=page_of(sign.name),
         )
 
@@ -132,22 +145,33 @@ def _numbers(record: Record) -> Metrics:
     return {name: float(value) for name, value in record.items()}  # pyright: ignore
 
 
-def too_many_in_a_row(run: Path, skipped: int, most: int, *, empty: bool) -> NonFiniteError:
+def end_of_run(stop: str, step: int) -> OxrlError:
+    """The error of a run that was asked to stop, and saved everything.
+
+    Args:
+        stop: who asked: a signal, or what `Health.look` said.
+        step: optimizer steps that are done.
+    """
+    if stop.startswith(FRUITLESS):
+        told = (
+            f"{stop}. Everything is saved after step {step}: mend that and continue with --resume"
+        )
+        return NothingTrainedError(told)
+    return Interrupted(
+        f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
+    )
+
+
+def too_many_in_a_row(run: Path, skipped: int, most: int) -> NonFiniteError:
     """The error of a run whose steps are refused one after the other.
 
     Args:
         run: the run directory.
         skipped: how many were.
         most: how many may be.
-        empty: the last one had no token to train on.
     """
-    why = (
-        "no token to train on (data/empty_steps). Look at the data and at the rewards that failed"
-        if empty
-        else f"NaN or infinite values, batches in {run / 'dumps'}. "
-        "Lower train.lr or train.max_grad_norm"
-    )
     return NonFiniteError(
         f"{skipped} optimizer steps in a row were skipped, more than "
-        f"train.max_skipped_steps={most}: {why}"
+        f"train.max_skipped_steps={most}: NaN or infinite values, batches in {run / 'dumps'}. "
+        "Lower train.lr or train.max_grad_norm"
     )

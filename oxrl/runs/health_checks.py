@@ -33,6 +33,20 @@ STALE = 4.0  # weight versions
 SPIKE = 50.0  # times the median gradient norm
 LARGE_UPDATE = 0.1  # of the norm of the weights, in one step
 NO_GRADIENT = 1e-12
+FRUITLESS = 10  # optimizer steps
+# Of probes by another grader, see packages/oxrl_features/held_out_grader.py.
+GAP = "monitor/gap_low"
+RIGHT = "monitor/grader"
+WIDER = 0.1  # of the gap's lower end, since the first probe
+PROBES = 3
+# Why samples were dropped, by the metric that counts them.
+DROPPED = {
+    "samples/dropped_unscored": "have no reward, because it failed; samples.jsonl has the reasons",
+    "samples/dropped_stale": "are older than rollout.max_staleness",
+    "samples/dropped_alone": "are alone in their group, as the others have no reward",
+    "samples/dropped_uninformative": "are of groups that have one reward",
+    "samples/dropped_without_baseline": "have no greedy response to be compared with",
+}
 # Nats below the entropy of a uniform distribution: what logits of a standard deviation of 0.1 are.
 UNIFORM = 0.005
 
@@ -47,6 +61,8 @@ class History:
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
         self.lines: deque[Metrics] = deque(maxlen=WINDOW)
+        # Those that hold a probe by another grader.
+        self.probes: list[Metrics] = []
         self._start: list[Metrics] = []
 
     @property
@@ -57,6 +73,8 @@ class History:
     def add(self, line: Metrics) -> None:
         """Take the line of the next step."""
         self.lines.append(line)
+        if GAP in line:
+            self.probes.append(line)
         if len(self._start) < START:
             self._start.append(line)
 
@@ -74,11 +92,18 @@ class History:
         return older, newer
 
 
+def unexplained(seen: History) -> str:
+    """Say nothing of the cause."""
+    return ""
+
+
 class Sign(NamedTuple):
     """A sign that a run learns nothing.
 
     holds: whether the newest lines show it. advice: what it means, and what to do. threshold: when
     it is told, in words. reads: the metrics that show it. patience: optimizer steps in a row.
+    does: where `run.health` says nothing. why: what the newest lines say of the cause, before the
+    advice.
     """
 
     name: HealthCheck
@@ -87,6 +112,8 @@ class Sign(NamedTuple):
     threshold: str
     reads: tuple[str, ...]
     patience: int = PATIENCE
+    does: str = "warn"
+    why: Callable[[History], str] = unexplained
 
 
 def at_least(name: str, least: float) -> Callable[[History], bool]:
@@ -214,6 +241,44 @@ def spiking_gradient(seen: History) -> bool:
     norms = [line.get("update/grad_norm", math.nan) for line in seen.lines]
     usual = [norm for norm in norms[:-1] if math.isfinite(norm)]
     return len(usual) >= 10 and norms[-1] > SPIKE * statistics.median(usual) > 0
+
+
+def nothing_trained(seen: History) -> bool:
+    """True if the step had no token to train on, or was taken with a gradient of 0."""
+    line = seen.line
+    flat = line.get("update/grad_norm", math.nan) <= NO_GRADIENT
+    return bool(line.get("data/empty_steps")) or (flat and not line.get("update/skipped"))
+
+
+def why_nothing_trained(seen: History) -> str:
+    """Say what the samples of the newest steps were dropped for, or that their rewards are equal.
+
+    The counts are of the whole run, so they are compared with those before these steps.
+    """
+    lines = list(seen.lines)
+    earlier = lines[-FRUITLESS - 1] if len(lines) > FRUITLESS else {}
+    told: list[str] = []
+    for name, reason in DROPPED.items():
+        count = seen.line.get(name, 0.0) - earlier.get(name, 0.0)
+        if count > 0:
+            told.append(f"{count:.0f} samples {reason} ({name})")
+    if seen.line.get("reward/zero_variance_groups", 0.0) == 1:
+        told.append("all rewards of a group are equal (reward/zero_variance_groups)")
+    return f"{', '.join(told) or 'the gradient is 0'}. "
+
+
+def hacked_reward(seen: History) -> bool:
+    """True if the reward says more and more that another grader does not, and nothing is gained.
+
+    The lower end of the interval of their difference has risen since the first probe, in each of
+    the newest probes, and those are not better by the other grader than the best one before.
+    """
+    newest = seen.probes[-PROBES:]
+    before = seen.probes[:-PROBES]
+    if not before:
+        return False
+    wider = [probe[GAP] > before[0][GAP] + WIDER for probe in newest]
+    return all(wider) and newest[-1][RIGHT] <= max(probe[RIGHT] for probe in before)
 
 
 SIGNS = (
@@ -418,5 +483,28 @@ SIGNS = (
         "forget. Lower train.lr",
         "update/update_norm_ratio is 0.1 or more",
         ("update/update_norm_ratio",),
+    ),
+    Sign(
+        "nothing-trained",
+        nothing_trained,
+        "Mend the reward where it fails, take prompts of middling difficulty or a larger "
+        "rollout.n_samples where rewards are equal, raise rollout.max_staleness where samples are "
+        "stale; a task that is solved needs no more training",
+        "data/empty_steps is 1, or update/grad_norm is 0 in a step that was taken",
+        ("update/grad_norm",),
+        FRUITLESS,
+        "stop",
+        why_nothing_trained,
+    ),
+    Sign(
+        "hacked-reward",
+        hacked_reward,
+        "the reward rises and another grader of the same answers does not agree: what is learned "
+        "may be a flaw of the reward. Read samples that the two judge differently; stop at the "
+        "checkpoint that the other grader likes best, and mend the reward",
+        "the lower end of monitor/gap is above that of the first probe by more than 0.1 in 3 "
+        "probes, and monitor/grader did not rise",
+        (GAP, RIGHT),
+        1,
     ),
 )

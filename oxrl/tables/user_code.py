@@ -58,7 +58,7 @@ GATE = Kind(
 FEATURE = Kind(
     noun="feature",
     field="train.features",
-    forms="path.py:Class such as my_feature.py:MyFeature",
+    forms="{} or path.py:Class such as my_feature.py:MyFeature",
 )
 TOOL = Kind(
     noun="tool",

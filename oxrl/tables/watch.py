@@ -42,6 +42,8 @@ HealthCheck = Literal[
     "skipped-steps",
     "gradient-spike",
     "large-updates",
+    "nothing-trained",
+    "hacked-reward",
 ]
 HEALTH_CHECKS: tuple[HealthCheck, ...] = get_args(HealthCheck)
 

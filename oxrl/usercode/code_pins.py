@@ -44,14 +44,19 @@ def code_inputs(kind: Kind, names: Sequence[str], field: str) -> Iterator[Input]
         yield Input(name=field, where=where, files=files, texts=texts, code=True)
 
 
-def option_files(options: Json) -> Iterator[Input]:
-    """The files that options of an environment name."""
+def option_files(field: str, options: Json) -> Iterator[Input]:
+    """The files that options of an environment, or numbers of features, name.
+
+    Args:
+        field: of the config.
+        options: that stand there.
+    """
     named: dict[str, Path] = {}
     for text in _texts_in(options):
         named |= _files_named(text)
     if named:
         where = ", ".join(map(str, named.values()))
-        yield Input(name="environment.options", where=where, files=named)
+        yield Input(name=field, where=where, files=named)
 
 
 def _texts_in(options: Json) -> Iterator[str]:

@@ -28,6 +28,8 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.data.steps import StepDataset
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.plan.plan import plan_text
+from oxrl.recipes.features.base import FeatureInputs, Planned
+from oxrl.recipes.features.own_feature import OwnFeature, tried_features
 from oxrl.rewards.dry_call import dry_call
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.policy import ROWS
@@ -334,6 +336,52 @@ WORDS = (
     "1e9",
     "--help",
 )
+
+
+# What a run may name of oxRL's own, and numbers of it that are right.
+FEATURES: dict[str, dict[str, Any]] = {
+    "chord": {"rows": "train.jsonl", "peak": 0.5, "decay_steps": 9, "warmup_steps": 1},
+    "echo": {"coeff": 0.1},
+    "entropy-mask": {"quantile": 0.5},
+    "held-out-grader": {"data": "train.jsonl", "grader": "exact", "every": 3},
+    "permuted-rewards": {},
+}
+PLANNED = Planned(steps=20, updates=2, samples=2)
+
+
+def try_features(choose: random.Random) -> None:
+    """Made and planned, with files that are there and rewards that are found."""
+    name = choose.choice([*FEATURES])
+    numbers = dict(FEATURES[name])
+    for _ in range(choose.randrange(4)):
+        number = choose.choice([*numbers, "seed", "rows_per_step", "valley"])
+        numbers[number] = choose.choice((*VALUES, "file.py", "train.jsonl", "gone.jsonl", "\x00"))
+
+    def rows(path: str) -> Any:
+        return ConversationDataset.load(path, TOKENIZER, ReadOptions())
+
+    def score(name: str, groups: object) -> Any:
+        find_reward(name)
+        return []
+
+    engine: Any = None
+    given = FeatureInputs(
+        row=ROWS["sgrpo"],
+        train=engine,
+        max_tokens=4,
+        models={"policy": engine},
+        plays=choose.random() < 0.5,
+        score=score,
+        rows=rows,
+    )
+    tried_features({name: numbers}, PLANNED)
+    OwnFeature(name, given, numbers)
+
+
+@pytest.mark.parametrize("seeds", chunks(400, 400), ids=str)
+def test_any_numbers_of_features_are_taken_or_refused(folder: Path, seeds: range) -> None:
+    (folder / "train.jsonl").write_text('{"prompt": "1+1?", "completion": "2"}\n' * 8)
+    check(try_features, seeds, 2)
 
 
 @pytest.mark.parametrize("seed", range(24))

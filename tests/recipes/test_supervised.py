@@ -18,7 +18,7 @@ from oxrl.commands.train import run
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import NonFiniteError
+from oxrl.errors import NothingTrainedError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import supervised
 from oxrl.recipes.supervised import evaluate_loss, loss_fn, pack, to_supervised_batch
@@ -167,12 +167,13 @@ def test_the_best_weights_are_there_until_better_ones_are(
 
 
 def test_steps_without_anything_to_train_on_are_not_called_infinite(tmp_path: Path) -> None:
-    cfg = sft_config(tmp_path, "run", ["train.max_skipped_steps=1"], data={"rows_per_step": 1})
+    overrides = ["train.max_skipped_steps=1", "run.steps=20"]
+    cfg = sft_config(tmp_path, "run", overrides, data={"rows_per_step": 1})
     # A reply that the first token of a row would be: nothing before it to be predicted from.
     empty = Example(uid="e", token_ids=(3,), trained=(True,))
     with (
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(NonFiniteError, match="no token to train on"),
+        pytest.raises(NothingTrainedError, match="10 steps in a row"),
     ):
         patch.setattr(ConversationDataset, "at", lambda *_, **__: empty)
         run(cfg)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from oxrl.assembly import assemble
 from oxrl.commands.train import run
-from oxrl.config import load_config
-from oxrl.errors import ConfigError, Interrupted
+from oxrl.config import Config, load_config
+from oxrl.errors import ConfigError, Interrupted, NothingTrainedError
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
 from oxrl.runs.health_checks import PATIENCE, SIGNS, History
 from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
-from support.small_runs import rl_config
+from support.small_runs import metric_lines, rl_config
 
 FINE: Metrics = {
     "reward/min": 0.0,
@@ -45,6 +46,7 @@ SHOWN: dict[str, Metrics] = {
     "dropped-rows": {"data/dropped_rows": 8.0, "data/rows": 8.0},
     "stale-samples": {"data/staleness_mean": 5.0},
     "large-updates": {"update/update_norm_ratio": 0.2},
+    "nothing-trained": {"data/empty_steps": 1.0},
 }
 # The same checks on what a run shows that learns: each just short of its threshold.
 HEALTHY: Metrics = FINE | {
@@ -67,10 +69,12 @@ HEALTHY: Metrics = FINE | {
     "kl/ref_k3": 0.9,
     "mismatch/kl_k3": 0.009,
     "preference/displacement": 0.05,
+    "monitor/gap_low": 0.05,
+    "monitor/grader": 0.6,
 }
 
 # Shown by what was before: tests of their own.
-OF_HISTORY = {"flat-reward", "growing-length", "skipped-steps", "gradient-spike"}
+OF_HISTORY = {"flat-reward", "growing-length", "skipped-steps", "gradient-spike", "hacked-reward"}
 PATIENCE_OF = {sign.name: sign.patience for sign in SIGNS}
 
 
@@ -225,7 +229,8 @@ def test_a_sign_can_be_silenced_and_can_stop(caplog: pytest.LogCaptureFixture) -
     stopping = Health(wanted={"zero-reward": "stop"})
     assert [silent.look(line) for _ in range(4)] == ["", "", "", ""]
     assert caplog.text == ""
-    assert [stopping.look(line) for _ in range(4)] == ["", "", "zero-reward", ""]
+    stop = "run.health, which stops at zero-reward"
+    assert [stopping.look(line) for _ in range(4)] == ["", "", stop, ""]
 
 
 def test_a_run_stops_at_a_sign_and_goes_on_from_there(tmp_path: Path) -> None:
@@ -240,6 +245,96 @@ def test_a_run_stops_at_a_sign_and_goes_on_from_there(tmp_path: Path) -> None:
     assert (cfg.run.directory / "metrics.jsonl").read_text().count("\n") == 6
     with pytest.raises(ConfigError, match="did you mean 'flat-reward'"):
         rl_config(tmp_path, "other", run={"health": {"flat-rewards": "off"}})
+
+
+def nothing_trained(cfg: Config, *named: str) -> None:
+    """The run ends after 10 steps, with exit code 1 and one sentence that names the cause."""
+    with pytest.raises(NothingTrainedError) as caught:
+        run(cfg)
+    assert caught.value.exit_code == 1
+    text = str(caught.value)
+    assert "10 steps in a row" in text and "after step 10:" in text and "\n" not in text
+    assert [words for words in named if words not in text] == []
+    # It says so once more where nothing was mended.
+    with pytest.raises(NothingTrainedError, match="after step 20:"):
+        run(cfg, resume=True)
+
+
+def goes_on(cfg: Config, accept: str) -> None:
+    run(cfg, resume=True, accept=[accept])
+    lines = metric_lines(cfg.run.directory)
+    assert len(lines) == 24
+    assert lines[-1]["update/grad_norm"] > 0 and not lines[-1]["data/empty_steps"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        ("return 0.25", ("all rewards of a group are equal",)),
+        # As one that fails in service: what it is tried on before, and no model here says, is read.
+        (
+            "return 0.0 if 'answer' in completion else 1 / 0",
+            ("160 samples have no reward", "samples/dropped_unscored"),
+        ),
+    ],
+)
+def test_a_run_that_has_nothing_to_learn_from_ends(
+    tmp_path: Path, broken: str, named: tuple[str, ...]
+) -> None:
+    cfg = rl_config(tmp_path, "run", run={"steps": 24}, reward={"max_error_rate": 1.0})
+    file = tmp_path / "reward.py"
+    right = file.read_text()
+    file.write_text(f"def digits(prompt, completion):\n    {broken}\n")
+    nothing_trained(cfg, *named)
+    file.write_text(right)
+    goes_on(cfg, "reward.name")
+
+
+def test_a_run_whose_samples_are_all_stale_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = rl_config(tmp_path, "run", run={"steps": 24})
+    rules = assemble.build_row_rules
+    # As of a sampler that never gets new weights, long after the run began.
+    monkeypatch.setattr(
+        assemble, "build_row_rules", lambda *a: rules(*a)._replace(max_staleness=-1)
+    )
+    nothing_trained(cfg, "160 samples are older than rollout.max_staleness", "dropped_stale")
+    monkeypatch.undo()
+    run(cfg, resume=True)
+    assert metric_lines(cfg.run.directory)[-1]["update/grad_norm"] > 0
+
+
+def probes(*found: tuple[float, float]) -> list[Metrics]:
+    """Lines of a run in which every second step has a probe: (lower end of the gap, grader)."""
+    lines: list[Metrics] = []
+    for gap, grader in found:
+        lines += [{"monitor/gap_low": gap, "monitor/grader": grader}, dict(FINE)]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([(0.0, 0.5), (0.11, 0.5), (0.2, 0.5), (0.3, 0.5)], True),
+        # The gap is not wide for long enough, not wide enough, or as wide from the start.
+        ([(0.0, 0.5), (0.2, 0.5), (0.3, 0.5)], False),
+        ([(0.0, 0.5), (0.1, 0.5), (0.2, 0.5), (0.3, 0.5)], False),
+        ([(0.3, 0.5), (0.3, 0.5), (0.3, 0.5), (0.3, 0.5)], False),
+        # Something is learned all the same; it was, and is no longer.
+        ([(0.0, 0.5), (0.2, 0.6), (0.3, 0.7), (0.4, 0.8)], False),
+        ([(0.0, 0.5), (0.0, 0.8), (0.2, 0.8), (0.3, 0.75), (0.4, 0.7)], True),
+    ],
+)
+def test_a_reward_is_hacked_where_another_grader_does_not_follow(
+    found: list[tuple[float, float]], told: bool
+) -> None:
+    sign = {sign.name: sign for sign in SIGNS}["hacked-reward"]
+    # The first probe is remembered, however long ago it was.
+    for between in (0, 200):
+        first, *later = (probes(one) for one in found)
+        history = seen([*first, *between * [dict(FINE)], *(line for two in later for line in two)])
+        assert sign.holds(history) is told
 
 
 def test_verdicts_tell_what_was_seen_and_what_was_never_measured() -> None:

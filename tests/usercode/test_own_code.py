@@ -24,7 +24,7 @@ import oxrl
 from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.masks import LossAndMetrics
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features.base import Feature, FeatureInputs, Planned
 from oxrl.recipes.features.own_feature import OwnFeature, tried_features
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 from oxrl.usercode.gates import OwnGate, try_gate
@@ -290,7 +290,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "object": ({"feature": Idle(None)}, "it is an object of Idle: give the class"),  # pyright: ignore
     "base": ({"feature": Apart}, "Apart has not Feature as its base"),
     "typo": ({"feature": Typo}, "on_rollout, which is no hook; did you mean 'on_rollouts'?"),
-    "idle": ({"feature": Idle}, "Idle overrides none of on_rollouts"),
+    "idle": ({"feature": Idle}, "Idle overrides none of on_assembled, on_sampled, on_rollouts"),
     "twice": ({"feature": [Counted, Counted]}, "two things given are called Counted"),
     "namesakes": (
         {"environment": lambda: 0.0, "gate": lambda: 0.0},
@@ -515,8 +515,11 @@ def test_an_own_feature_that_can_be_saved_is_kept_under_its_name(tmp_path: Path)
     assert own(Term).saved() == {}
 
 
+PLANNED = Planned(steps=10, updates=1, samples=1)
+
+
 def test_every_own_feature_is_tried() -> None:
     with giving({name_of(Kept): Kept, name_of(dict): dict}):
-        assert tried_features([name_of(Kept)]) == "python:Kept: made when a run starts"
+        assert tried_features({name_of(Kept): {}}, PLANNED) == "python:Kept: made when a run starts"
         with pytest.raises(ConfigError, match=r"train\.features=python:dict"):
-            tried_features([name_of(Kept), name_of(dict)])
+            tried_features({name_of(Kept): {}, name_of(dict): {}}, PLANNED)

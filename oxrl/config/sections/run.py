@@ -187,7 +187,7 @@ class RunConfig(Section):
     health: dict[str, Literal["warn", "stop", "off"]] = setting(
         {},
         "What a health check does when it fails, by its name: {flat-reward: off, "
-        "sampler-mismatch: stop}; warn where nothing is said.",
+        "sampler-mismatch: stop}; where nothing is said nothing-trained stops and all others warn.",
         resume="free",
     )
     deadline_s: float = setting(

@@ -6,7 +6,7 @@ in the order in which the hooks stand here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +20,25 @@ from oxrl.recipes.session import RolloutProgress
 from oxrl.rollouts.sync import GroupChoice
 from oxrl.tables.policy import Algorithm, Row
 from oxrl.tables.roles import CRITIC, POLICY, REFERENCE
-from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
+from oxrl.types import (
+    Group,
+    Metrics,
+    Output,
+    PolicyBatch,
+    RolloutBatch,
+    Rollouts,
+    Scores,
+    SupervisedBatch,
+    Want,
+)
+
+# Name of a reward and groups -> what it gives for each of their responses.
+ScoreBy = Callable[[str, Sequence[Group]], Scores]
+# Places in the order of a file's rows -> those conversations, as they are learned from.
+RowsAt = Callable[[range], SupervisedBatch]
+# Optimizer steps done -> what the policy answers to the prompts of a file then, scored by the
+# reward of the run: as many answers in a row per prompt as `rollout.eval_samples` says.
+AnswersAt = Callable[[int], Rollouts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +48,10 @@ class FeatureInputs:
     row: of the table. train: its numbers. max_tokens: longest response.
     models: engines by role, of every model that has weights of its own. part_weights: of the parts
     of the reward, by name. compared_parts: those that the row compares one by one; empty: it
-    compares their sum.
+    compares their sum. seed: of the run. plays: an environment answers the policy.
+
+    score: by another reward, `score(name, groups)`, loaded when it is asked for first.
+    rows: opens a file of conversations; None: features get none.
     """
 
     row: Row
@@ -39,6 +60,10 @@ class FeatureInputs:
     models: Mapping[str, TrainEngine]
     part_weights: Mapping[str, float] = field(default_factory=dict)
     compared_parts: tuple[str, ...] = ()
+    seed: int = 0
+    plays: bool = False
+    score: ScoreBy | None = None
+    rows: Callable[[str], RowsAt] | None = None
 
     @property
     def policy(self) -> TrainEngine:
@@ -54,6 +79,18 @@ class FeatureInputs:
     def reference(self) -> TrainEngine | None:
         """The policy as it was, whose weights can be set; None without one, and with an adapter."""
         return self.models.get(REFERENCE)
+
+
+class Planned(NamedTuple):
+    """What is known of a run before it begins.
+
+    steps: optimizer steps. updates: of them, on each rollout batch. samples: answers to each
+    held-out prompt.
+    """
+
+    steps: int
+    updates: int
+    samples: int
 
 
 class Prepared(NamedTuple):
@@ -89,6 +126,17 @@ class Feature:
     corrects_current_policy: bool = False
 
     def __init__(self, given: FeatureInputs) -> None: ...
+
+    @classmethod
+    def planned(cls, run: Planned, numbers: Mapping[str, object]) -> str:
+        """Say for `oxrl plan` what it watches and what that costs; empty: it costs nothing."""
+        return ""
+
+    def on_assembled(self, answers: Callable[[str], AnswersAt]) -> None:
+        """The run is put together: open the files of prompts that are to be answered during it."""
+
+    def on_sampled(self, rollouts: Rollouts) -> None:
+        """Look at all that a step sampled, scored, before any row of it is laid out."""
 
     def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
         """Change rewards before anything is computed from them."""
@@ -134,3 +182,10 @@ class Feature:
 
     def after_updates(self, before: int, step: int) -> None:
         """The updates of a rollout step are done: they led from step `before` to `step`."""
+
+    def measure(self, before: int, step: int) -> Metrics:
+        """Measure the policy where it may be evaluated, after `after_updates`; returns metrics.
+
+        What a signal cuts short is asked again after a resume.
+        """
+        return {}

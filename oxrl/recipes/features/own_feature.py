@@ -6,7 +6,7 @@ user's raises or returns wrongly is told in words, with its file and line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from oxrl.checkpoint import Saved
 from oxrl.errors import did_you_mean
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
-from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.recipes.features.base import AnswersAt, Feature, FeatureInputs, Planned, Prepared
 from oxrl.recipes.session import RolloutProgress
 from oxrl.tables.numbers import Value
 from oxrl.tables.user_code import FEATURE
-from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
+from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Rollouts
 from oxrl.usercode.find import UserCode, find
 
 WANTED = (
@@ -29,6 +29,8 @@ WANTED = (
 )
 # Hook -> what it has to return.
 RETURNS: Mapping[str, tuple[type, ...]] = {
+    "on_assembled": (type(None),),
+    "on_sampled": (type(None),),
     "on_rollouts": (RolloutBatch,),
     "on_advantage_inputs": (AdvantageInputs,),
     "on_prepared": (PolicyBatch,),
@@ -39,6 +41,7 @@ RETURNS: Mapping[str, tuple[type, ...]] = {
     "holds_policy": (bool,),
     "optim_step": (dict,),
     "after_updates": (type(None),),
+    "measure": (dict,),
 }
 SETTINGS = tuple(name for name in Feature.__annotations__ if name not in RETURNS)
 
@@ -76,18 +79,22 @@ def _why_no_feature(made: type) -> str:
     return ""
 
 
-def tried_features(names: Sequence[str]) -> str:
-    """Find every feature of a run; what was done, in words.
+def tried_features(features: Mapping[str, Mapping[str, Value]], run: Planned) -> str:
+    """Find every feature of a run; what was done, and what they cost, in words.
 
     Args:
-        names: of `train.features`.
+        features: `train.features`.
+        run: what is known of it.
 
     Raises:
         ConfigError: what is wrong with one.
     """
-    for name in names:
-        find_feature(name)
-    return f"{', '.join(names)}: made when a run starts"
+    told: list[str] = []
+    for name, numbers in features.items():
+        made = find_feature(name).value
+        costs = made.planned(run, numbers) if isinstance(made, type) else ""
+        told.append(f"{name} ({costs})" if costs else name)
+    return f"{', '.join(told)}: made when a run starts"
 
 
 class OwnFeature(Feature):
@@ -116,8 +123,14 @@ class OwnFeature(Feature):
         for name in SETTINGS:
             setattr(self, name, getattr(made, name))
 
-    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
+    def on_assembled(self, answers: Callable[[str], AnswersAt]) -> None:
         """See Feature, here and below."""
+        self._ask("on_assembled", answers)
+
+    def on_sampled(self, rollouts: Rollouts) -> None:
+        self._ask("on_sampled", rollouts)
+
+    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
         return self._ask("on_rollouts", batch)
 
     def on_advantage_inputs(
@@ -154,6 +167,9 @@ class OwnFeature(Feature):
 
     def after_updates(self, before: int, step: int) -> None:
         self._ask("after_updates", before, step)
+
+    def measure(self, before: int, step: int) -> Metrics:
+        return self._ask("measure", before, step)
 
     def saved(self) -> dict[str, Saved]:
         """Return what it keeps over a resume, if it has `save` and `load`."""
