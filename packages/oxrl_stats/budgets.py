@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from oxrl.assembly.answered import sampling_from
-from oxrl.assembly.assembly import Assembly
-from oxrl.commands.evaluate import evaluation_config, held_out_file
-from oxrl.config import Config
-from oxrl.data.chat import reply_text
-from oxrl.engines.sample.sampler import generate
+from oxrl.commands.evaluator import open_evaluators
 from oxrl.errors import ConfigError
-from oxrl.recipes.scored_answers import evaluation_seed
-from oxrl.rollouts.sync import make_requests, score_groups
-from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Request, Rollout
+from oxrl.types import Rollout
 from oxrl_stats.evaluation import answers_of, figures_at_k
 from oxrl_stats.intervals import Interval, mean_interval
 
@@ -82,69 +74,22 @@ def run_budgets(
         ConfigError: the config cannot be evaluated so.
     """
     limits = read_budgets(budgets)
+    longest = (f"rollout.max_tokens={limits[-1]}", *overrides)
     with ExitStack() as pins:
-        longest = (f"rollout.max_tokens={limits[-1]}", *overrides)
-        cfg, run = evaluation_config(target, longest, pins)
-        if cfg.environment.name:
+        [model] = open_evaluators([target], longest, pins)
+        if model.plays:
             raise ConfigError(
                 "--budgets is for prompts with one response; a turn of an episode that is cut "
                 "would have led to another one: change rollout.max_tokens instead"
             )
-        if not cfg.reward.exists:
-            raise ConfigError("--budgets: nothing scores the responses; write reward.name=NAME")
-        found = _measured(cfg, held_out_file(cfg, run), limits, samples, temperature)
+        asked = model.asked(samples=samples, temperature=temperature)
+        by_limit = model.answer_within(asked, limits)
+    found = [_at(limit, rollouts, asked.samples) for limit, rollouts in by_limit.items()]
     if plot is not None:
         from oxrl_stats.plots import draw_budgets  # matplotlib
 
         draw_budgets(found, plot)
     return table(found)
-
-
-def _measured(
-    cfg: Config, path: str, limits: Sequence[int], samples: int | None, temperature: float | None
-) -> list[AtBudget]:
-    assembly = Assembly(cfg)
-    samples = samples or cfg.rollout.eval_samples
-    if temperature is None:
-        temperature = cfg.rollout.eval_temperature
-    seed = evaluation_seed(cfg.run.seed)
-    with sampling_from(
-        assembly, path, held_out=True, samples=samples, temperature=temperature, seed=seed
-    ) as (prompts, scored):
-        draws = list(enumerate(prompts.in_order()))
-        requests = make_requests(
-            draws, samples=samples, sampling=scored.sampling, run_seed=scored.seed
-        )
-        completions = generate(
-            scored.sampler, requests, deadline_s=scored.deadline_s, stop=scored.stop
-        )
-        found: list[AtBudget] = []
-        for limit in limits:
-            answers = [
-                (request, cut(request, completion, limit, assembly))
-                for request, completion in zip(requests, completions, strict=True)
-            ]
-            patience = Patience(scored.stop, scored.deadline_s)
-            rollouts = score_groups(scored.scorer, answers, patience, samples=samples)
-            found.append(_at(limit, rollouts, samples))
-    return found
-
-
-def cut(request: Request, completion: Completion, limit: int, assembly: Assembly) -> Completion:
-    """A response as it would be if at most `limit` tokens had been allowed.
-
-    Args:
-        request: that it answers.
-        completion: of one segment.
-        limit: tokens.
-        assembly: has the tokenizer.
-    """
-    [segment] = completion.segments
-    if len(segment.token_ids) <= limit:
-        return completion
-    kept = replace(segment, **vars(segment.first(limit)))
-    text = reply_text(assembly.tokenizer, kept.token_ids, request.sampling.stop_token_ids)
-    return replace(completion, segments=(kept,), text=text, finish_reason="length")
 
 
 def _at(limit: int, rollouts: Sequence[Rollout], samples: int) -> AtBudget:

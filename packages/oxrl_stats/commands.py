@@ -67,19 +67,18 @@ def compare(
 ) -> None:
     """Is A better than B? The same prompts and seeds for both, with intervals and tests."""
     import_model_classes()
-    from oxrl_stats.compare import run_compare, table  # torch
-    from oxrl_stats.evaluated import Asked
+    from oxrl_stats.compare import Options, run_compare, table  # torch
 
     names = [name for name in targets if not is_override(name)]
     overrides = [name for name in targets if is_override(name)]
-    asked = Asked(
-        overrides=tuple(overrides),
+    options = Options(
+        fields=tuple(overrides),
         data=tuple(data or ()),
         samples=samples,
         temperature=temperature,
         seed=seed,
     )
-    found = run_compare(names, asked, control=control, select=select, out=out)
+    found = run_compare(names, options, control=control, select=select, out=out)
     if plot is not None:
         from oxrl_stats.plots import draw_comparison  # matplotlib
 

@@ -7,6 +7,7 @@ cancels in the difference.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,16 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import is_config
+from oxrl.commands.evaluator import open_evaluators
 from oxrl.errors import ConfigError, DataError
 from oxrl.runs.files import Json, json_safe, pretty_json
 from oxrl_stats.evaluated import (
-    Asked,
     Evaluated,
     answered,
-    configurations,
-    files_of,
+    check_measure_the_same,
     is_file_of_answers,
     read_answers,
 )
@@ -233,9 +231,24 @@ def _numbers(fields: Json) -> Json:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the models of a comparison are asked; what is None is as the first model's run has it.
+
+    fields: of every configuration, "section.field=value". data: files of prompts; none: the
+    held-out one of the first. samples, temperature, seed: of the responses.
+    """
+
+    fields: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    samples: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
 def run_compare(
     names: Sequence[str],
-    asked: Asked,
+    options: Options,
     *,
     control: str | None = None,
     select: bool = False,
@@ -246,7 +259,7 @@ def run_compare(
     Args:
         names: two models, each a run, a checkpoint, a model or a file of `oxrl eval --out`; with
             `select` two or more.
-        asked: how.
+        options: how they are asked.
         control: a run that must not have improved, as one with permuted rewards.
         select: choose the best on one half of the prompts, and tell it on the other.
         out: write what was found there, as JSON.
@@ -254,9 +267,9 @@ def run_compare(
     Raises:
         ConfigError, DataError: they cannot be compared; says what to do.
     """
-    _check_names(names, asked, control, select)
+    _check_names(names, options, control, select)
     every = [*names, *([control] if control else [])]
-    by_file = ask(every, asked)
+    by_file = ask(every, options)
     pairs: list[Compared] = []
     selections: list[Selection] = []
     for data, models in by_file.items():
@@ -273,7 +286,7 @@ def run_compare(
     return found
 
 
-def _check_names(names: Sequence[str], asked: Asked, control: str | None, select: bool) -> None:
+def _check_names(names: Sequence[str], options: Options, control: str | None, select: bool) -> None:
     if select and len(names) < 2:
         raise ConfigError(f"--select chooses among checkpoints, and {len(names)} is named")
     if not select and len(names) != 2:
@@ -282,20 +295,20 @@ def _check_names(names: Sequence[str], asked: Asked, control: str | None, select
         )
     if select and control:
         raise ConfigError("--control is for a comparison of two models; leave out --select")
-    if not select and names[0] == names[1] and asked.samples is None:
+    if not select and names[0] == names[1] and options.samples is None:
         raise ConfigError(
             f"{names[0]} is compared with itself; name another model, or write --samples K to see "
             "that equal seeds give equal answers"
         )
     files = [name for name in (*names, *([control] if control else [])) if is_file_of_answers(name)]
-    if files and (asked.data or asked.samples or asked.temperature is not None or asked.overrides):
+    if files and options != Options():
         raise ConfigError(
             f"{files[0]} holds answers that were given: --data, --samples, --temperature and "
             "fields of the configuration are for models that answer now"
         )
 
 
-def ask(names: Sequence[str], asked: Asked) -> dict[str, list[Evaluated]]:
+def ask(names: Sequence[str], options: Options) -> dict[str, list[Evaluated]]:
     """Answers of every model to the prompts of every file, by the name of the file.
 
     Raises:
@@ -310,28 +323,16 @@ def ask(names: Sequence[str], asked: Asked) -> dict[str, list[Evaluated]]:
                 f"`oxrl eval {other} --out FILE`, and compare two files"
             )
         return {"answers": [read_answers(Path(name)) for name in names]}
+    given = [f"data.eval={json.dumps(path)}" for path in options.data[:1]]
     with ExitStack() as pins:
-        configs = configurations(names, asked, pins)
-        runs = [find_target(name, pins).run for name in names if not is_config(name)]
-        run = next(filter(None, runs), None)
-        first = configs[0]
-        temperature = asked.temperature
-        if temperature is None:
-            temperature = first.rollout.eval_temperature
-        seed = first.run.seed if asked.seed is None else asked.seed
+        models = open_evaluators(names, (*given, *options.fields), pins)
+        check_measure_the_same(models)
+        asked = models[0].asked(samples=options.samples, temperature=options.temperature)
+        if options.seed is not None:
+            asked = replace(asked, seed=options.seed)
         return {
-            path: [
-                answered(
-                    name,
-                    cfg,
-                    path,
-                    samples=asked.samples or first.rollout.eval_samples,
-                    temperature=temperature,
-                    seed=seed,
-                )
-                for name, cfg in zip(names, configs, strict=True)
-            ]
-            for path in files_of(asked, first, run)
+            path: [answered(model, replace(asked, path=path)) for model in models]
+            for path in options.data or (asked.path,)
         }
 
 

@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from oxrl.config.load_evaluation import load_evaluation_config
-from oxrl.data.rows import Record, in_our_words, read_rows
+from oxrl.commands.evaluator import open_configured
+from oxrl.data.rows import Record
 from oxrl.errors import ConfigError, DataError
-from oxrl.modelfiles.hub import locate
-from oxrl.runs.checkpoints import is_run
 from oxrl.runs.files import Json, pretty_json
-from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl_stats.evaluated import read_answers
 from oxrl_stats.intervals import Interval, mean_interval
 
@@ -215,24 +212,11 @@ def run_contamination(
         ConfigError: no file is named, or the answers are not to these prompts.
         DataError: a file cannot be read.
     """
-    folder = Path(target)
-    run = folder if is_run(folder) else None
-    config = folder / "config.yaml" if run is not None else folder
-    if not config.is_file():
-        raise ConfigError(f"{target} is no run and no configuration: name one whose data are read")
-    cfg = load_evaluation_config(config, overrides)
-    name = data or cfg.data.eval
+    run = open_configured(target, overrides)
+    name = data or run.held_out
     if name is None:
         raise ConfigError("data.eval is not set: write --data FILE, the held-out prompts")
-    noted = {} if run is None else read_noted(run, DATA_FILE)
-    columns = cfg.data.columns
-
-    def rows(names: Iterable[str]) -> Iterator[Record]:
-        for one in names:
-            for record in read_rows(locate(one, noted.get(one))):
-                yield in_our_words(record, columns)
-
-    found = search(rows([name]), rows(cfg.data.train_files))
+    found = search(run.rows([name]), run.rows(run.training_files))
     if answers is not None:
         found = _with_rewards(found, answers)
     if out is not None:

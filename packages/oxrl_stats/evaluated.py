@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,23 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from oxrl.assembly.assembly import Assembly
-from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import answers_to, evaluation_config, held_out_file, is_config
-from oxrl.config import Config
+from oxrl.commands.evaluator import Asked, Evaluator
 from oxrl.errors import ConfigError, DataError
-from oxrl.modelfiles.hub import locate
-from oxrl.recipes.scored_answers import evaluation_seed, in_groups
+from oxrl.recipes.scored_answers import in_groups
 from oxrl.runs.files import read_records
 from oxrl.types import Rollout
 from oxrl_stats.intervals import Numbers
 
-# Fields that two configurations must have alike for their rewards to measure the same.
-COMPARED = {
-    "reward": ("name", "parts", "options"),
-    "environment": ("name", "options", "max_turns", "tool_role"),
-    "rollout": ("max_tokens", "top_p", "top_k", "context"),
-}
 # Of a line that `oxrl eval --out` writes.
 KEPT = ("uid", "prompt", "reward", "seed")
 
@@ -63,137 +51,64 @@ class Evaluated:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How the models of a comparison are asked.
-
-    overrides: of the configuration. data: files of prompts; none: `data.eval` of the first run.
-    samples, temperature, seed: as of `oxrl eval`; None: those of the first run.
-    """
-
-    overrides: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    samples: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Overrides of every configuration."""
-        # What a run was trained on need not be here any more.
-        held_out = [f"data.eval={json.dumps(name)}" for name in self.data[:1]]
-        return (*held_out, *self.overrides)
-
-
 def is_file_of_answers(name: str) -> bool:
     """True if it is what `oxrl eval --out` writes."""
     path = Path(name)
     return path.is_file() and path.suffix in (".jsonl", ".json")
 
 
-def configurations(names: Sequence[str], asked: Asked, pins: ExitStack) -> list[Config]:
-    """The configuration by which each model is evaluated.
+def check_measure_the_same(models: Sequence[Evaluator]) -> None:
+    """Refuse to compare what is scored or sampled in different ways.
 
-    A model of no run, and one of a run that has no reward, is evaluated as the first run is that
-    has one.
+    Args:
+        models: of which each is compared with the first.
 
     Raises:
-        ConfigError: two runs score or sample in different ways; names the field and both values.
+        ConfigError: they differ; names the field and both values.
     """
-    configs: dict[str, Config] = {}
-    for name in names:
-        if is_config(name) or find_target(name, pins).run is not None:
-            cfg, _ = evaluation_config(name, asked.fields, pins)
-            if _has_reward(cfg):
-                configs[name] = cfg
-    if not configs:
-        return [_plain(name, asked, pins) for name in names]
-    (first_name, first), *others = configs.items()
-    for name, cfg in others:
-        _refuse_other(first_name, first, name, cfg)
-    for name in names:
-        if name not in configs:
-            model = find_target(name, pins).model
-            own = (f"model.name={json.dumps(model)}", *asked.fields)
-            configs[name], _ = evaluation_config(first_name, own, pins)
-    return [configs[name] for name in names]
+    first, *others = models
+    for other in others:
+        for field, value in other.measured.items():
+            expected = first.measured[field]
+            if value != expected:
+                raise ConfigError(
+                    f"{field} is {expected!r} in {first.name} and {value!r} in {other.name}: they "
+                    f"measure different things; write {field}=VALUE behind them, for both"
+                )
 
 
-def _plain(name: str, asked: Asked, pins: ExitStack) -> Config:
-    """The configuration of a model where no run says how it is evaluated."""
-    cfg, _ = evaluation_config(name, asked.fields, pins)
-    if _has_reward(cfg):
-        return cfg
-    raise ConfigError(
-        f"reward.name: nothing scores what {name} answers; write reward.name=NAME, or compare it "
-        "with a run that has a reward"
-    )
-
-
-def _has_reward(cfg: Config) -> bool:
-    return cfg.reward.exists or bool(cfg.environment.name)
-
-
-def _refuse_other(first_name: str, first: Config, name: str, cfg: Config) -> None:
-    """Refuse to compare what was scored or sampled in another way."""
-    for field, one, other in _compared(first, cfg):
-        if one != other:
-            raise ConfigError(
-                f"{field} is {one!r} in {first_name} and {other!r} in {name}: they measure "
-                f"different things; write {field}=VALUE behind them, which holds for both"
-            )
-
-
-def _compared(first: Config, other: Config) -> Iterator[tuple[str, Any, Any]]:
-    for section, names in COMPARED.items():
-        one, two = (getattr(cfg, section).model_dump() for cfg in (first, other))
-        yield from ((f"{section}.{name}", one[name], two[name]) for name in names)
-
-
-def files_of(asked: Asked, cfg: Config, run: Path | None) -> list[str]:
-    """The files of prompts that are asked, as they are here."""
-    if asked.data:
-        return [str(locate(name, None)) for name in asked.data]
-    return [held_out_file(cfg, run)]
-
-
-def answered(
-    name: str, cfg: Config, path: str, *, samples: int, temperature: float, seed: int
-) -> Evaluated:
+def answered(model: Evaluator, asked: Asked) -> Evaluated:
     """Ask a model the prompts of a file.
 
     Args:
-        name: of the model, to be told by.
-        cfg: by which it is evaluated.
-        path: of the file.
-        samples, temperature, seed: of the responses.
+        model: that answers.
+        asked: how.
     """
-    rollouts = answers_to(
-        Assembly(cfg), path, samples=samples, temperature=temperature, seed=evaluation_seed(seed)
+    rollouts = model.answer(asked)
+    noise = noise_of(rollout.seed for rollout in rollouts) if model.shares_noise else ""
+    groups = in_groups(rollouts, asked.samples)
+    prompts = [group[0].prompt for group in groups]
+    return Evaluated(
+        name=model.name,
+        uids=tuple(prompt.uid for prompt in prompts),
+        questions=tuple(str(prompt.question) for prompt in prompts),
+        rewards=rewards_of(groups),
+        noise=noise,
     )
-    noise = noise_of(rollout.seed for rollout in rollouts)
-    if cfg.inference_engine.name != "local":
-        noise = ""
-    return evaluated(name, rollouts, samples, noise=noise)
+
+
+def rewards_of(groups: Sequence[Sequence[Rollout]]) -> Numbers:
+    """Rewards of the responses to each prompt, [prompts, samples]; NaN where there is none.
+
+    Args:
+        groups: as many responses to each prompt.
+    """
+    return np.array([[_number(one.score.value) for one in group] for group in groups], dtype=float)
 
 
 def noise_of(seeds: Iterable[object]) -> str:
     """What says whether two evaluations drew with the same noise: a digest of their seeds."""
     return sha256(repr(list(seeds)).encode()).hexdigest()
-
-
-def evaluated(name: str, rollouts: Sequence[Rollout], samples: int, *, noise: str) -> Evaluated:
-    """The rewards of rollouts, `samples` in a row per prompt."""
-    groups = in_groups(rollouts, samples)
-    rewards = [[_number(rollout.score.value) for rollout in group] for group in groups]
-    prompts = [group[0].prompt for group in groups]
-    return Evaluated(
-        name=name,
-        uids=tuple(prompt.uid for prompt in prompts),
-        questions=tuple(str(prompt.question) for prompt in prompts),
-        rewards=np.array(rewards, dtype=float).reshape(-1, samples),
-        noise=noise,
-    )
 
 
 def _number(value: float | None) -> float:

@@ -16,6 +16,7 @@ from oxrl.commands.train import run
 from oxrl.errors import ConfigError, DataError, OxrlError
 from oxrl_stats.compare import (
     Comparison,
+    Options,
     _half,
     compared,
     control_verdict,
@@ -23,7 +24,7 @@ from oxrl_stats.compare import (
     selected,
     table,
 )
-from oxrl_stats.evaluated import Asked, Evaluated, read_answers
+from oxrl_stats.evaluated import Evaluated, read_answers
 from oxrl_stats.intervals import Numbers
 from oxrl_stats.paired import holm
 from oxrl_stats.plots import draw_comparison
@@ -85,19 +86,19 @@ def test_one_checkpoint_is_no_better_than_itself(runs: Path, tmp_path: Path) -> 
 
 
 def test_two_runs_are_asked_the_same_with_the_same_seeds(runs: Path, tmp_path: Path) -> None:
-    asked = Asked(samples=2, temperature=1.0, seed=5)
+    asked = Options(samples=2, temperature=1.0, seed=5)
     found = run_compare([str(runs / "one"), str(runs / "two")], asked)
     [pair] = found.pairs
     assert pair.common_noise and pair.prompts == 24
     [again] = run_compare([str(runs / "two"), str(runs / "one")], asked).pairs
     assert again.gap.value == -pair.gap.value and again.chance == pair.chance
-    [other] = run_compare([str(runs / "one"), str(runs / "two")], Asked(samples=2, seed=6)).pairs
+    [other] = run_compare([str(runs / "one"), str(runs / "two")], Options(samples=2, seed=6)).pairs
     assert other.first != pair.first
     # A model of no run is evaluated as the run is that it is compared with.
     [plain] = run_compare(["builtin:tiny", str(runs / "one")], asked).pairs
     assert plain.second == pair.first and plain.common_noise
     with pytest.raises(ConfigError, match="nothing scores what builtin:tiny answers"):
-        plain = Asked(data=(str(runs / "prompts.jsonl"),), samples=2)
+        plain = Options(data=(str(runs / "prompts.jsonl"),), samples=2)
         run_compare(["builtin:tiny", "builtin:tiny"], plain)
 
 
@@ -106,7 +107,7 @@ def test_several_files_are_adjusted_for_being_several(runs: Path, tmp_path: Path
     halves = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     for path, part in zip(halves, (rows[:12], rows[12:]), strict=True):
         path.write_text("".join(part))
-    asked = Asked(data=tuple(map(str, halves)), samples=2, temperature=1.0)
+    asked = Options(data=tuple(map(str, halves)), samples=2, temperature=1.0)
     found = run_compare([str(runs / "one"), str(runs / "two")], asked)
     assert [pair.data for pair in found.pairs] == [str(path) for path in halves]
     assert [pair.adjusted for pair in found.pairs] == holm([pair.chance.p for pair in found.pairs])
@@ -160,7 +161,7 @@ def test_files_of_other_answers_are_refused(
     one = answers(tmp_path / "one.jsonl", whole)
     two = answers(tmp_path / "two.jsonl", **{"rewards": np.ones((8, 2)), **change})
     with pytest.raises(DataError, match=said):
-        run_compare([str(one), str(two)], Asked())
+        run_compare([str(one), str(two)], Options())
 
 
 def test_files_of_answers_are_compared_as_models_are(tmp_path: Path) -> None:
@@ -171,12 +172,12 @@ def test_files_of_answers_are_compared_as_models_are(tmp_path: Path) -> None:
         str(answers(tmp_path / f"{name}.jsonl", rewards))
         for name, rewards in (("one", first), ("two", second))
     ]
-    [pair] = run_compare(files, Asked()).pairs
+    [pair] = run_compare(files, Options()).pairs
     gaps = (first - second).mean(1)
     assert pair.gap.value == pytest.approx(gaps.mean()) and pair.better == files[0]
     assert pair.common_noise and pair.equal == (first == second).mean()
     with pytest.raises(ConfigError, match="--data, --samples"):
-        run_compare(files, Asked(samples=4))
+        run_compare(files, Options(samples=4))
 
 
 def test_prompts_without_a_score_on_one_side_are_left_out_of_both() -> None:
