@@ -452,7 +452,7 @@ PLACES: dict[str, Sections] = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reads", ["", "last"])
 @pytest.mark.parametrize(
