@@ -164,7 +164,11 @@ def program(text: str, folder: Path, *arguments: str) -> dict[str, object]:
             text=True,
             timeout=280,
             check=False,
-            env={**os.environ, **own, "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                **own,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            },
         )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])

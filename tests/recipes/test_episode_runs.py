@@ -22,6 +22,7 @@ from support.small_runs import (
     rl_config,
     stop_after_three_steps,
 )
+from support.talk import TALK
 
 ONE_TURN = f"""{DIGITS}
 from oxrl.environments import Step
@@ -31,18 +32,6 @@ class Once:
         return prompt.messages
     def step(self, text):
         return Step(reward=digits(None, text), terminated=True)
-"""
-TURNS = """
-import random
-from oxrl.environments import Step
-
-class Talk:
-    reusable = True
-    def reset(self, prompt, seed):
-        self.chance = random.Random(seed)
-        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
-    def step(self, text):
-        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10)
 """
 
 
@@ -100,10 +89,14 @@ def test_an_environment_and_a_reward_add_up(tmp_path: Path) -> None:
 def test_a_run_with_episodes_resumes_byte_for_byte(
     tmp_path: Path, staleness: int, reads: str | dict[str, int]
 ) -> None:
-    (tmp_path / "talk.py").write_text(TURNS)
+    (tmp_path / "talk.py").write_text(TALK)
     model = model_that_stops(tmp_path / "model")
     sections: dict[str, dict[str, Any]] = {
-        "environment": {"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
+        "environment": {
+            "name": f"{tmp_path / 'talk.py'}:Talk",
+            "max_turns": 3,
+            "options": {"ends": 0},
+        },
         "reward": {"name": ""},
         "rollout": {
             "max_tokens": 12,

@@ -71,6 +71,7 @@ from support.samplers import TOKENIZER, lively, make_requests
 from support.scripted import PAD, Play, scored
 from support.scripted import requests as episode_requests
 from support.small_runs import final_files, model_that_stops, rl_config
+from support.talk import TALK
 from support.toy_columns import (
     COLUMNS,
     TOYS,
@@ -85,19 +86,6 @@ from support.toy_columns import (
 from support.vision_runs import rl as rl_of_images
 from support.vision_runs import write_rows
 
-TALK = """
-import random
-from oxrl.environments import Step
-
-class Talk:
-    reusable = True
-    def reset(self, prompt, seed):
-        self.chance = random.Random(seed)
-        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
-    def step(self, text):
-        done = self.chance.random() < 0.3
-        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10, terminated=done)
-"""
 HEAD = ActionHead(token_ids=tuple(range(200, 216)), chunk=2, low=(-1.0, 0.0), high=(1.0, 4.0))
 ACTS = """
 from oxrl.environments import Step
@@ -452,7 +440,7 @@ PLACES: dict[str, Sections] = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reads", ["", "last"])
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.rollouts.whole_samples import read_step, written
 from oxrl.usercode.messages import encode
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
+from support.talk import TALK
 from support.vision_runs import rl as rl_of_images
 from support.vision_runs import write_rows
 
@@ -73,21 +74,6 @@ def test_training_on_stored_samples_is_the_run_that_drew_them(
     assert kept == sorted(path.name for path in (first / "rollouts").iterdir())
     for name in kept:
         assert (first / "rollouts" / name).read_bytes() == (second / "rollouts" / name).read_bytes()
-
-
-TALK = """
-import random
-from oxrl.environments import Step
-
-class Talk:
-    reusable = True
-    def reset(self, prompt, seed):
-        self.chance = random.Random(seed)
-        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
-    def step(self, text):
-        done = self.chance.random() < 0.3
-        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10, terminated=done)
-"""
 
 
 def whole_and_stored(first: Config, second: Config) -> None:
