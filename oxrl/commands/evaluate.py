@@ -138,7 +138,7 @@ def run_eval(
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation measured, and the responses that it is of.
+    """The metrics of an evaluation, and the responses that they are of.
 
     rollouts: `samples` in a row per prompt; none where the likelihood of given answers is measured.
     """

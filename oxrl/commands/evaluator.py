@@ -39,7 +39,7 @@ MEASURED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How a file of prompts is asked.
+    """The settings with which a file of prompts is asked.
 
     path: of the file. samples: responses per prompt. temperature, seed: of all of them; evaluations
     with the same seed draw with the same noise.
@@ -153,7 +153,7 @@ class Evaluator:
 
     @property
     def training_files(self) -> Sequence[str]:
-        """What the run trains on."""
+        """The files that the run trains on."""
         return self._cfg.data.train_files
 
     @property
@@ -219,7 +219,7 @@ def open_evaluators(
 
 
 def open_configured(target: str | Path, fields: Sequence[str]) -> Evaluator:
-    """What a run, or the file of a configuration, names; no checkpoint has to be there.
+    """A run, or the file of a configuration, without any of its checkpoints.
 
     Args:
         target: of the two.

@@ -27,7 +27,7 @@ from oxrl_stats.compare import (
 from oxrl_stats.evaluated import Evaluated, read_answers
 from oxrl_stats.intervals import Numbers
 from oxrl_stats.paired import holm
-from oxrl_stats.plots import draw_comparison
+from oxrl_stats.plots import draw_intervals
 from support.small_runs import rl_config
 
 LETTERS = "def letters(prompt, completion):\n    return float(len(set(completion)) > 4)\n"
@@ -145,11 +145,11 @@ def test_what_cannot_be_compared_is_refused(
     [
         ({"rewards": np.ones((4, 2))}, "4 prompts have a score on both sides.*needs 5"),
         ({"drop": 1}, r"draw 7 has the samples \[0\].*stopped half way"),
-        ({"reward": "good"}, "a reward is no number"),
+        ({"reward": "good"}, "line 1: not a response.*could not convert string to float"),
         ({"rewards": np.ones((8, 3))}, "8 prompts with 2 samples each.*8 with 3"),
         ({"uid": "x"}, r"prompt 0 is 'q0' \(uid u0\) in one and 'q0' \(uid x\)"),
         ({"prompt": "why"}, "prompt 0 is 'q0'.*and 'why'"),
-        ({"draw": None}, "line 1: not a response as `oxrl eval --out FILE` writes it"),
+        ({"draw": None}, "line 1: not a response as `oxrl eval RUN --out FILE` writes it"),
         ({"rewards": np.ones((0, 2))}, "is no evaluation: it has no line"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_comparison_is_drawn_the_same_every_time(tmp_path: Path) -> None:
     found = Comparison(pairs=[pair], selections=[])
     pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for path in pictures:
-        draw_comparison(found, path)
+        draw_intervals(found.rows, path)
     texts = [path.read_text() for path in pictures]
     assert texts[0] == texts[1]
     assert all(word in texts[0] for word in ("good", "bad", "difference", "95 % interval"))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from oxrl.cli import app
 from oxrl.data.rows import Record
 from oxrl.errors import ConfigError, DataError
-from oxrl_stats.contamination import run_contamination, search, words_of
+from oxrl_stats.contamination import Contamination, run_contamination, search, words_of
 from support.small_runs import rl_config
 
 WORDS = "tree river stone cloud lamp paper glass wind music road fish boat clock salt".split()
@@ -28,6 +28,11 @@ def story(seed: int, length: int = 30) -> str:
 
 def records(*rows: dict[str, Any]) -> list[Record]:
     return [Record(f"rows:{number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def numbers(found: Contamination) -> set[int]:
+    """The held-out prompts that were found."""
+    return {match.prompt for match in found.matches}
 
 
 def planted(text: str, way: str) -> str:
@@ -54,7 +59,7 @@ def test_every_planted_prompt_is_found_and_no_other(way: str, length: int, chat:
         else:
             training.append({"prompt": "Why?", "completion": text})
     found = search(records(*({"prompt": text} for text in asked)), records(*training))
-    assert set(found.matches) == chosen and (found.prompts, found.rows) == (50, 205)
+    assert numbers(found) == chosen and (found.prompts, found.rows) == (50, 205)
     first = found.matches[0]
     assert list(first.rows) == ["rows:201"] and first.place == "rows:1"
 
@@ -64,15 +69,15 @@ def test_sums_are_told_apart_by_their_operators() -> None:
     held_out = records({"prompt": "12+34="}, {"prompt": "5*6="}, {"prompt": "yes"})
     training = records({"prompt": "12-34="}, {"prompt": "112+34="}, {"prompt": "yes, 5+6="})
     assert not search(held_out, training).matches
-    assert set(search(held_out, records({"text": "What is 12 + 34 ?"})).matches) == {0}
-    assert set(search(held_out, records({"prompt": "Yes!"})).matches) == {2}
+    assert numbers(search(held_out, records({"text": "What is 12 + 34 ?"}))) == {0}
+    assert numbers(search(held_out, records({"prompt": "Yes!"}))) == {2}
 
 
 def test_fewer_words_are_enough_with_the_same_answer() -> None:
     text = story(1)
     part = " ".join(text.split()[4:13])
     held_out = records({"prompt": text, "answer": " 42. "})
-    assert set(search(held_out, records({"prompt": part, "answer": 42})).matches) == {0}
+    assert numbers(search(held_out, records({"prompt": part, "answer": 42}))) == {0}
     assert not search(held_out, records({"prompt": part, "answer": "43"})).matches
     assert not search(
         held_out, records({"prompt": " ".join(part.split()[:7]), "answer": 42})
