@@ -28,7 +28,7 @@ import intervals
 ROOT = Path(__file__).resolve().parent.parent
 # The last one before speed was worked at.
 BEFORE = "3738989"
-SAMPLED = re.compile(r"sampled at T = 1\s+([\d.]+)%\s+([\d.]+)%")
+SAMPLED = re.compile(r"sampled at T = 1\s+([\d.]+) ?%(?: \[.*?\])?\s+([\d.]+) ?%")
 
 
 def unpacked(commit: str, folder: Path) -> Path:
