@@ -67,10 +67,10 @@ class HeldOutGrader(Checked):
         made = cls(run.given, **numbers)
         prompts = opened(NAME, "data", made.data, ROWS, run.prompts)
         if prompts < FEWEST:
-            text = (
-                f"{counted(prompts, 'prompt')}, and an interval takes {FEWEST}: give a file {ROWS}"
+            asked = f"{counted(prompts, 'prompt')} of {made.data} may be asked (data.eval_rows)"
+            raise problem(
+                NAME, "data", f"{asked}, and an interval takes {FEWEST}: give a file {ROWS}"
             )
-            raise problem(NAME, "data", f"{made.data} has {text}")
         ends = range(run.updates, run.steps + 1, run.updates)
         probes = sum(is_due(made.every, end - run.updates, end) for end in ends)
         responses = probes * prompts * run.samples
@@ -107,11 +107,12 @@ class HeldOutGrader(Checked):
 
     def _about(self, rollouts: Rollouts) -> Metrics:
         """Describe the answers themselves."""
-        told = {"monitor/length_mean": [one.completion.sampled for one in rollouts]}
+        lengths = [one.completion.sampled for one in rollouts]
+        told = {"monitor/length_mean": float(np.mean(lengths))}
         if self.pattern.pattern:
-            found = [bool(self.pattern.search(one.completion.text)) for one in rollouts]
-            told["monitor/pattern_frac"] = found
-        return {name: float(np.mean(values)) for name, values in told.items()}
+            found = [self.pattern.search(one.completion.text) is not None for one in rollouts]
+            told["monitor/pattern_frac"] = float(np.mean(found))
+        return told
 
     def _too_few(self, judged: int, graded: Sequence[Sequence[Score]]) -> str:
         """Say what is to be done where not enough prompts have both scores."""

@@ -380,7 +380,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             {"held-out-grader": HELD_OUT | {"data": "few.jsonl"}},
-            "data: few.jsonl has 4 prompts, and an interval takes 5: give a file",
+            "data: 4 prompts of few.jsonl may be asked .data.eval_rows., and an interval takes 5",
         ),
         (
             {"held-out-grader": HELD_OUT | {"every": 0}},

@@ -352,6 +352,11 @@ def probes(*found: tuple[float, float]) -> list[Metrics]:
         # Something is learned all the same; it was, and is no longer.
         ([(0.0, 0.5), (0.2, 0.6), (0.3, 0.7), (0.4, 0.8)], False),
         ([(0.0, 0.5), (0.0, 0.8), (0.2, 0.8), (0.3, 0.75), (0.4, 0.7)], True),
+        # It was learned, and stays.
+        ([(0.0, 0.5), (0.2, 0.6), (0.3, 0.8), (0.3, 0.79), (0.3, 0.79), (0.3, 0.78)], False),
+        # The grader is the more lenient one of the two, and sees no difference.
+        ([(-0.5, 1.0), (-0.3, 1.0), (-0.1, 1.0), (0.0, 1.0), (0.09, 1.0)], False),
+        ([(-0.5, 1.0), (0.11, 1.0), (0.12, 1.0), (0.13, 1.0)], True),
     ],
 )
 def test_a_reward_is_hacked_where_another_grader_does_not_follow(
