@@ -477,17 +477,22 @@ def test_a_feature_sees_what_was_sampled_and_scores_it_by_another_reward(tmp_pat
 
 
 # --- Ranks, and kills.
-@pytest.mark.parametrize("name", ["permuted-rewards", "entropy-mask"])
+@pytest.mark.parametrize("name", ["permuted-rewards", "entropy-mask", "chord"])
 def test_two_ranks_do_what_one_process_does(tmp_path: Path, name: str) -> None:
+    rows = {"rows": str(inputs(tmp_path) / "chats.jsonl")}
+    numbers = rows if name == "chord" else {}
     sections: dict[str, Any] = {"train": {"minibatches": 2, "adam_eps": 1e-3}}
-    one = train_alone(with_features(tmp_path, "one", {name: {}}, **sections))
+    one = train_alone(with_features(tmp_path, "one", {name: numbers}, **sections))
     without = train_alone(with_features(tmp_path, "without", {}, **sections))
     sections = {
         "train": sections["train"] | {"backend": "fsdp"},
         "run": {"training_gpus": 2, "deadline_s": 60},
     }
     run_ranks(
-        2, train_on_rank, with_features(tmp_path, "two", {name: {}}, **sections), tmp_path / "out"
+        2,
+        train_on_rank,
+        with_features(tmp_path, "two", {name: numbers}, **sections),
+        tmp_path / "out",
     )
     two = torch.load(tmp_path / "out")
     assert two.keys() == one.keys()
