@@ -30,7 +30,7 @@ WANT = frozenset({"logprobs"})
 
 
 class Schedule(NamedTuple):
-    """How m changes.
+    """The way in which m changes.
 
     peak, valley: the most, and what stays at the end. warmup_steps, decay_steps: optimizer steps up
     to the peak, and from there to the valley.
@@ -42,7 +42,11 @@ class Schedule(NamedTuple):
     decay_steps: int
 
     def at(self, step: int) -> float:
-        """Return m of an optimizer step, which is counted from 0."""
+        """Return m of an optimizer step.
+
+        Args:
+            step: counted from 0.
+        """
         if step < self.warmup_steps:
             return step / self.warmup_steps * self.peak
         behind = step - self.warmup_steps

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from oxrl.errors import ConfigError, OxrlError, counted, required
 from oxrl.recipes.features.base import AnswersAt, FeatureInputs, Planned
-from oxrl.types import Metrics, Rollout, Rollouts, Score
+from oxrl.types import Metrics, Rollouts, Score
 from oxrl_features.numbers import Checked, count, opened, problem
 from oxrl_stats.intervals import FEWEST
 from oxrl_stats.paired import difference
@@ -86,7 +87,7 @@ class HeldOutGrader(Checked):
         if not is_due(self.every, before, step):
             return {}
         rollouts = required(self._answers, "answers")(step)
-        of_prompts = [list(own) for _, own in groupby(rollouts, key=group_of)]
+        of_prompts = [list(own) for _, own in groupby(rollouts, key=attrgetter("group_id"))]
         asked = [(own[0].prompt, [one.completion for one in own]) for own in of_prompts]
         graded = self._score(self.grader, asked)
         rewards = worth([one.score for one in own] for own in of_prompts)
@@ -154,11 +155,6 @@ def is_due(every: int, before: int, step: int) -> bool:
         before, step: optimizer steps done before it, and after it.
     """
     return before == 0 or step // every > before // every
-
-
-def group_of(rollout: Rollout) -> int:
-    """The prompt of an answer, by its place in the order of the data."""
-    return rollout.group_id
 
 
 def worth(scores: Iterable[Sequence[Score]]) -> np.ndarray:

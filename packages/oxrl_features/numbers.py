@@ -56,7 +56,7 @@ def count(feature: str, field: str, value: int, least: int) -> int:
 
 
 def opened(feature: str, field: str, value: str, holds: str, by: Callable[[str], Opened]) -> Opened:
-    """What a file holds.
+    """The contents of a file.
 
     Args:
         feature, field: names in `train.features`.

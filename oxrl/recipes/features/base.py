@@ -82,7 +82,7 @@ class FeatureInputs:
 
 
 class Planned(NamedTuple):
-    """What is known of a run before it begins.
+    """The facts known of a run before it begins.
 
     steps: optimizer steps. updates: of them, on each rollout batch. samples: answers to each
     held-out prompt. given: what features are built from, but for models: none is loaded yet.
