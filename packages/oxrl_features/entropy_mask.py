@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from oxrl.errors import required
-from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.recipes.features.base import FeatureInputs, Prepared
 from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch
-from oxrl_features.numbers import between
+from oxrl_features.numbers import Checked, between
 
 
-class EntropyMask(Feature):
+class EntropyMask(Checked):
     """See the module.
 
     Args:
