@@ -408,6 +408,16 @@ def test_a_ratio_at_the_bound_is_still_enlarged() -> None:
         assert slope.item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_ratio_at_the_dual_clip_has_influence() -> None:
+    logprobs = f64([[-1.0]]).requires_grad_()
+    old, ones = f64([[-2.0]]), f64([[1.0]])
+    bound = float((logprobs.detach() - old).exp())
+    for dual, influence in ((bound, bound), (bound * 0.999, 1.0)):
+        given = (logprobs, old, ones, ones.bool(), ones)
+        _, metrics = fipo(*given, clip_dual=dual, influence_range=9.0)
+        assert metrics["update/influence"].item() == pytest.approx(influence, rel=1e-12)
+
+
 def slopes_of(gate: Callable[..., Any], now: Tensor, old: Tensor, **numbers: Any) -> Tensor:
     """dS / d logprobs of a row with advantages of both signs and none."""
     logprobs = now.clone().requires_grad_()
