@@ -14,7 +14,13 @@ from pathlib import Path
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import answers_to, evaluation_config, held_out_file, is_config
+from oxrl.commands.evaluate import (
+    answers_to,
+    check_samples_differ,
+    evaluation_config,
+    held_out_file,
+    is_config,
+)
 from oxrl.config import Config
 from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.data.chat import reply_text
@@ -94,14 +100,19 @@ class Evaluator:
 
         Args:
             samples, temperature: in place of the run's.
+
+        Raises:
+            ConfigError: samples of one prompt would all be the same one.
         """
         rollout = self._cfg.rollout
-        return Asked(
+        asked = Asked(
             path=held_out_file(self._cfg, self._run),
             samples=samples or rollout.eval_samples,
             temperature=rollout.eval_temperature if temperature is None else temperature,
             seed=self._cfg.run.seed,
         )
+        check_samples_differ(self._cfg, asked.samples, asked.temperature)
+        return asked
 
     def answer(self, asked: Asked) -> list[Rollout]:
         """Answer the prompts of a file; `asked.samples` scored ones per prompt are in a row."""

@@ -308,10 +308,9 @@ def _check_names(names: Sequence[str], options: Options, control: str | None, se
     if select and control:
         raise ConfigError("--control is for a comparison of two models; leave out --select")
     if not select and names[0] == names[1] and options.samples is None:
-        raise ConfigError(
-            f"{names[0]} is compared with itself; name another model, or write --samples K to see "
-            "that equal seeds give equal answers"
-        )
+        way = "--samples K to see that equal seeds give equal answers"
+        what = "file" if is_file_of_answers(names[0]) else f"model, or write {way}"
+        raise ConfigError(f"{names[0]} is compared with itself; name another {what}")
     files = [name for name in (*names, *([control] if control else [])) if is_file_of_answers(name)]
     if files and options != Options():
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -217,11 +218,11 @@ def run_contamination(
         ConfigError: no file is named, or the answers are not to these prompts.
         DataError: a file cannot be read.
     """
-    run = open_configured(target, overrides)
-    name = data or run.held_out
-    if name is None:
+    held_out = () if data is None else (f"data.eval={json.dumps(data)}",)
+    run = open_configured(target, (*overrides, *held_out))
+    if run.held_out is None:
         raise ConfigError("data.eval is not set: write --data FILE, the held-out prompts")
-    found = search(run.rows([name]), run.rows(run.training_files))
+    found = search(run.rows([run.held_out]), run.rows(run.training_files))
     if answers is not None:
         found = _with_rewards(found, answers)
     if out is not None:
