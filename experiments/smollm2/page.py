@@ -56,7 +56,9 @@ def rewards(asked: Record) -> Numbers:
     question stand first.
     """
     samples = asked["samples"]
-    return np.array([[float(place < right) for place in range(samples)] for right in asked["right"]])
+    return np.array(
+        [[float(place < right) for place in range(samples)] for right in asked["right"]]
+    )
 
 
 def percent(found: Interval) -> str:
@@ -181,9 +183,7 @@ def preference(records: Records) -> list[str]:
         if before is not None:
             low, high = interval(before, after)
             change = rate(after) - rate(before)
-            told = (
-                f"{told_rate(before)} | {told_rate(after)} | {change:+.1f} [{low:+.1f}, {high:+.1f}]"
-            )
+            told = f"{told_rate(before)} | {told_rate(after)} | {change:+.1f} [{low:+.1f}, {high:+.1f}]"
         found.append(
             f"| {name} | {seed} | {record['pairs']} | {record['held_out_pairs']} "
             f"| {told_share(record['held_out_curve'][-1][1], record['held_out_pairs'])} "
