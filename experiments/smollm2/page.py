@@ -183,7 +183,8 @@ def preference(records: Records) -> list[str]:
         if before is not None:
             low, high = interval(before, after)
             change = rate(after) - rate(before)
-            told = f"{told_rate(before)} | {told_rate(after)} | {change:+.1f} [{low:+.1f}, {high:+.1f}]"
+            by = f"{change:+.1f} [{low:+.1f}, {high:+.1f}]"
+            told = f"{told_rate(before)} | {told_rate(after)} | {by}"
         found.append(
             f"| {name} | {seed} | {record['pairs']} | {record['held_out_pairs']} "
             f"| {told_share(record['held_out_curve'][-1][1], record['held_out_pairs'])} "
