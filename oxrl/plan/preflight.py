@@ -407,8 +407,8 @@ def check_features(cfg: Config, prepared: Prepared) -> str:
     if not cfg.train.features:
         return ""
     from oxrl.assembly.features import feature_inputs  # most runs have none
-    from oxrl.recipes.features.base import Planned
-    from oxrl.recipes.features.own_feature import tried_features
+    from oxrl.recipes.features.base import Planned  # as above
+    from oxrl.recipes.features.own_feature import tried_features  # as above
 
     assembly = prepared.assembly_of(without_idle_actors(cfg))
 
