@@ -78,9 +78,9 @@ def visual_questions(folder: Path, seed: int) -> Begun:
 # Experiment -> how it begins; who judges beside its reward.
 CLEAN: dict[str, tuple[Callable[[Path, int], Begun], list[str]]] = {
     "quickstart": (quickstart, ["exact", f"{GRADERS}:last_digit", f"{GRADERS}:near"]),
-    "calculator": (game("calculator", "Calculator"), ["exact", f"{GRADERS}:last_digit"]),
+    "calculator": (game("calculator", "Calculator"), [f"{GRADERS}:last_digit"]),
     "guessing": (game("guessing", "Guessing"), [f"{GRADERS}:a_guess"]),
-    "visual_questions": (visual_questions, ["exact", f"{GRADERS}:a_colour"]),
+    "visual_questions": (visual_questions, [f"{GRADERS}:a_colour"]),
 }
 
 

@@ -96,7 +96,7 @@ def test_without_a_quantile_or_a_share_a_row_is_itself(tmp_path: Path) -> None:
     def build(name: str, features: Features) -> Config:
         return with_features(tmp_path, name, features, train={"minibatches": 2})
 
-    assert_same_as_the_row(build, features, "chord/")
+    assert_same_as_the_row(build, features, "chord/", "entropy_mask/")
 
 
 TALK = """
