@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OURS = "oxrl"
+# The entry points of commands.
+COMMANDS = "oxrl.commands"
 # In a checkout it says what there is; what was installed of it may be older.
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # What the core has itself, where nothing says what is installed.
@@ -151,6 +153,24 @@ def all_offers(group: str) -> list[Offer]:
     """
     own = [Offer(name, place) for name, place in own_offers(group).items()]
     return own + _all_offers(group, tuple(sys.path))
+
+
+def refuse_taken(group: str, name: str) -> None:
+    """Refuse a package of others that offers something under a name of oxRL's.
+
+    Args:
+        group: of entry points.
+        name: that oxRL has.
+
+    Raises:
+        ConfigError: one does; names it.
+    """
+    for offer in all_offers(group):
+        if offer.name == name and offer.package != OURS:
+            raise offer.problem(
+                "has a name that is oxRL's own: uninstall that package, or have it offer another "
+                f"name under [{group}]"
+            )
 
 
 @cache

@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import oxrl
 import oxrl.rewards
 from oxrl import entry_points
 from oxrl.assembly.assembly import Assembly
+from oxrl.cli import app
 from oxrl.cli.prepare import preparers
 from oxrl.commands.doctor import examine
 from oxrl.config import load_config
 from oxrl.entry_points import _all_offers, all_offers, is_ours, own_offers
 from oxrl.environments.find import find_environment
 from oxrl.environments.find_tool import find_tool
-from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
+from oxrl.errors import ConfigError, OxrlError, RewardDefinitionError, RunDirectoryError
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
 from oxrl.types import Completion, Prompt
@@ -92,6 +94,22 @@ class Dictionary:
         if not self.words:
             raise ValueError("a dictionary needs words")
 """
+ALPHABET = '''
+from typing import Annotated
+
+import typer
+
+
+def alphabet(
+    word: Annotated[str, typer.Argument(help="Any.")],
+    backwards: Annotated[bool, typer.Option("--backwards")] = False,
+) -> None:
+    """Sort the letters of a word.
+
+    Twice, to be sure.
+    """
+    typer.echo("".join(sorted(word, reverse=backwards)))
+'''
 DATA = """
 def words(source, out, *, seed, limit, test, **options):
     out.mkdir()
@@ -157,6 +175,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "loss": LOSS,
         "feature": FEATURE_SOURCE,
         "tools": TOOLS,
+        "commands": ALPHABET,
         "data": DATA,
     }
     for name, source in sources.items():
@@ -277,6 +296,71 @@ def test_a_package_has_tools_datasets_and_a_word_for_the_doctor(site: Path, tmp_
     assert "arithmetic" in preparers()
     found = {finding.subject: finding.fix for finding in examine(tmp_path)}
     assert found["dictionaries"] == "buy one"
+
+
+def told(*words: str) -> str:
+    """What a command prints, or the error of ours that it ends with."""
+    _all_offers.cache_clear()
+    done = CliRunner().invoke(app, [*words])
+    if isinstance(done.exception, OxrlError):
+        assert done.exception.exit_code == 2
+        return f"error: {done.exception}"
+    return done.output
+
+
+def test_a_command_of_a_package_is_listed_without_being_read_and_then_run(site: Path) -> None:
+    listed = told("--help")
+    assert re.search(r"\n  alphabet +Sort the letters of a word\.\n", listed)
+    assert listed.index("  train ") < listed.index("  compare ") < listed.index("  alphabet ")
+    assert not any(name.startswith("word_games") for name in sys.modules)
+    assert told("alphabet", "cab", "--backwards") == "cba\n"
+    helped = told("alphabet", "--help")
+    assert "Twice, to be sure." in helped and "--backwards" in helped
+    assert "No such option" in told("alphabet", "cab", "--sideways")
+
+
+@pytest.mark.parametrize("name", ["train", "plan", "config", "score"])
+def test_a_command_of_a_package_with_a_name_of_oxrls_is_refused(site: Path, name: str) -> None:
+    for words in (["--help"], [name, "--help"], [name, "run.yaml"]):
+        assert "more-games" not in told(*words)
+    offer(site, "more-games", f"[oxrl.commands]\n{name} = more_games.commands:mine\n")
+    for words in (["--help"], [name, "--help"], [name, "run.yaml"]):
+        assert told(*words) == (
+            f"error: '{name}', which the installed package more-games offers "
+            "(more_games.commands:mine), has a name that is oxRL's own: uninstall that package, or "
+            "have it offer another name under [oxrl.commands]"
+        )
+    # Whoever asks for another command goes on.
+    assert told("alphabet", "cab") == "abc\n" and "ppo" in told("algorithms")
+
+
+def test_a_command_that_two_packages_offer_is_refused(site: Path) -> None:
+    offer(site, "more-games", "[oxrl.commands]\nalphabet = more_games.commands:mine\n")
+    assert "alphabet" in told("--help")
+    refused = told("alphabet", "cab")
+    assert "several installed packages offer a command 'alphabet': " in refused
+    assert "more-games" in refused and "word-games" in refused and "uninstall all but" in refused
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise KeyError('colour')", "raised KeyError: 'colour'"),
+        ("import sys; sys.exit(0)", "raised SystemExit: 0"),
+        ("def other(): pass", "raised AttributeError"),
+        ("def mine(word: dict): pass", "raised RuntimeError: Type not yet supported"),
+        ("def (", "raised SyntaxError"),
+    ],
+)
+def test_a_command_of_a_package_that_cannot_be_read_is_told_when_it_is_asked_for(
+    site: Path, source: str, said: str
+) -> None:
+    (site / "word_games" / "bad.py").write_text(source)
+    offer(site, "bad-games", "[oxrl.commands]\nbad = word_games.bad:mine\n")
+    assert re.search(r"\n  bad +Of the package bad-games\.", told("--help"))
+    refused = told("bad", "x")
+    assert "'bad', which the installed package bad-games offers (word_games.bad:mine)" in refused
+    assert said in refused
 
 
 def test_a_name_of_oxrls_stays_oxrls_and_costs_no_look_at_other_packages(

@@ -15,17 +15,25 @@ import typer.main
 from oxrl import __version__
 from oxrl.cli.console import run_program
 from oxrl.cli.train import train
+from oxrl.entry_points import COMMANDS, refuse_taken
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from typer._click.core import Command, Context
 
 
 class Commands(typer.core.TyperGroup):
     """`train`, and every other command once one is asked for that is not there."""
 
+    # Names that packages of others have alone.
+    of_others: Collection[str] = ()
+
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         if cmd_name not in self.commands:
             self._add_all()
+        if cmd_name not in self.of_others:
+            refuse_taken(COMMANDS, cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -34,11 +42,13 @@ class Commands(typer.core.TyperGroup):
 
     def _add_all(self) -> None:
         # A run of `oxrl train` needs no other.
-        from oxrl.cli.commands import every
-        from oxrl.cli.package_commands import package_commands
+        from oxrl.cli.commands import every  # all others
+        from oxrl.cli.package_commands import package_commands  # of what is installed
 
         own = typer.main.get_group(every).commands
-        self.commands = {**own, **package_commands(own)}
+        found = package_commands(own)
+        self.of_others = {name for name, command in found.items() if command.is_of_others}
+        self.commands = {**own, **found}
 
 
 app = typer.Typer(

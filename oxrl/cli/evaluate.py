@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oxrl.cli.console import Out, Overrides, say, writable
+from oxrl.entry_points import own_function
 from oxrl.errors import ConfigError
 from oxrl.models.lazy_transformers import import_model_classes
 
@@ -45,9 +46,8 @@ def evaluate(
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
     import_model_classes()
     from oxrl.commands.evaluate import evaluate_target  # torch
-    from oxrl.entry_points import own_function
-    from oxrl.recipes.scored_answers import STATISTICS
-    from oxrl.runs.console import bounds
+    from oxrl.recipes.scored_answers import STATISTICS  # torch
+    from oxrl.runs.console import bounds  # of what is printed
 
     if budgets is not None:
         by_budget = own_function(STATISTICS, "run_budgets")

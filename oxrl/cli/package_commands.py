@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,12 @@ import typer
 import typer.core
 import typer.main
 
-from oxrl.entry_points import OURS, Offer, all_offers
+from oxrl.entry_points import COMMANDS, OURS, Offer, all_offers
 from oxrl.errors import ConfigError
 from oxrl.redact import shown
 
 if TYPE_CHECKING:
     from typer._click.core import Context
-
-GROUP = "oxrl.commands"
 
 
 class PackageCommand(typer.core.TyperCommand):
@@ -30,8 +29,22 @@ class PackageCommand(typer.core.TyperCommand):
     """
 
     def __init__(self, offers: list[Offer]) -> None:
-        super().__init__(offers[0].name, callback=None, help=described(offers[0]))
+        super().__init__(offers[0].name, callback=None)
         self.offers = offers
+
+    @property
+    def is_of_others(self) -> bool:
+        """True if oxRL has no command of that name."""
+        return self.offers[0].package != OURS
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Read the line that `oxrl --help` shows.
+
+        Args:
+            limit: most letters of it.
+        """
+        self.help = described(self.offers[0])
+        return super().get_short_help_str(limit)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
@@ -42,7 +55,7 @@ class PackageCommand(typer.core.TyperCommand):
             ConfigError: it cannot be imported, or several packages have a command of this name.
         """
         offer, *others = self.offers
-        if others and offer.package != OURS:
+        if others and self.is_of_others:
             packages = ", ".join(one.package for one in self.offers)
             raise ConfigError(
                 f"several installed packages offer a command {info_name!r}: {packages}; "
@@ -62,7 +75,7 @@ def package_commands(known: Collection[str]) -> dict[str, PackageCommand]:
         known: names of the core's own, which no package takes.
     """
     found: dict[str, list[Offer]] = {}
-    for offer in all_offers(GROUP):
+    for offer in all_offers(COMMANDS):
         if offer.name not in known:
             found.setdefault(offer.name, []).append(offer)
     return {name: PackageCommand(offers) for name, offers in found.items()}
@@ -79,11 +92,15 @@ def described(offer: Offer) -> str:
     path = Path(spec.origin)
     if inner:
         path = path.parent.joinpath(*inner).with_suffix(".py")
+    return shown(_documented(path).get(name) or told)
+
+
+@cache
+def _documented(path: Path) -> Mapping[str, str | None]:
+    """The documentation of every function in a file."""
     try:
         nodes = ast.parse(path.read_text("utf-8")).body
     except (OSError, SyntaxError, ValueError):  # told when it is asked for
-        return told
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return shown(ast.get_docstring(node) or told)
-    return told
+        return {}
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return {node.name: ast.get_docstring(node) for node in functions}

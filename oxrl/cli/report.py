@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from oxrl.cli.console import say, writable
-from oxrl.report.live import serve
-from oxrl.report.page import write_report
 
 
 def report(
@@ -25,6 +23,10 @@ def report(
 ) -> None:
     """Write runs as one HTML page that opens offline: curves, health, samples, configuration."""
     if live:
+        from oxrl.report.live import serve  # a server, which a file does without
+
         serve(runs, port, lambda url: say(f"serving {url} until Ctrl-C"))
         return
+    from oxrl.report.page import write_report  # the page
+
     say(f"wrote {write_report(runs, out)}")

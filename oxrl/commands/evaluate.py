@@ -138,7 +138,7 @@ def run_eval(
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation measured, and the responses that it is of.
+    """The metrics of an evaluation, and the responses that they are of.
 
     rollouts: `samples` in a row per prompt; none where the likelihood of given answers is measured.
     """
@@ -166,6 +166,8 @@ def evaluate_target(
             return Evaluated(likelihood(cfg, path, sampling), [], 0)
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
+        if samples is not None:
+            check_samples_differ(cfg, samples, temperature)
         samples = samples or cfg.rollout.eval_samples
         assembly = Assembly(cfg)
         seed = evaluation_seed(cfg.run.seed)
@@ -181,6 +183,20 @@ def evaluate_target(
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
             out.write_bytes(b"".join(map(encode_line, records)))
         return Evaluated(metrics, rollouts, samples)
+
+
+def check_samples_differ(cfg: Config, samples: int, temperature: float) -> None:
+    """Several responses to a prompt are not one response, counted several times.
+
+    Raises:
+        ConfigError: they would be.
+    """
+    # The same words may lead to other episodes: an environment has chance of its own.
+    if samples > 1 and temperature == 0 and not cfg.environment.name:
+        raise ConfigError(
+            f"--samples {samples} at temperature 0: the responses to a prompt are all the same, "
+            f"and one would count as {samples}; write --samples 1, or --temperature 1"
+        )
 
 
 def held_out_file(cfg: Config, run: Path | None) -> str:

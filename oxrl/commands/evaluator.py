@@ -14,7 +14,13 @@ from pathlib import Path
 from oxrl.assembly.answered import sampling_from
 from oxrl.assembly.assembly import Assembly
 from oxrl.checkpoint.targets import find_target
-from oxrl.commands.evaluate import answers_to, evaluation_config, held_out_file, is_config
+from oxrl.commands.evaluate import (
+    answers_to,
+    check_samples_differ,
+    evaluation_config,
+    held_out_file,
+    is_config,
+)
 from oxrl.config import Config
 from oxrl.config.load_evaluation import load_evaluation_config
 from oxrl.data.chat import reply_text
@@ -39,7 +45,7 @@ MEASURED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How a file of prompts is asked.
+    """The settings with which a file of prompts is asked.
 
     path: of the file. samples: responses per prompt. temperature, seed: of all of them; evaluations
     with the same seed draw with the same noise.
@@ -94,14 +100,19 @@ class Evaluator:
 
         Args:
             samples, temperature: in place of the run's.
+
+        Raises:
+            ConfigError: samples of one prompt would all be the same one.
         """
         rollout = self._cfg.rollout
-        return Asked(
+        asked = Asked(
             path=held_out_file(self._cfg, self._run),
             samples=samples or rollout.eval_samples,
             temperature=rollout.eval_temperature if temperature is None else temperature,
             seed=self._cfg.run.seed,
         )
+        check_samples_differ(self._cfg, asked.samples, asked.temperature)
+        return asked
 
     def answer(self, asked: Asked) -> list[Rollout]:
         """Answer the prompts of a file; `asked.samples` scored ones per prompt are in a row."""
@@ -153,7 +164,7 @@ class Evaluator:
 
     @property
     def training_files(self) -> Sequence[str]:
-        """What the run trains on."""
+        """The files that the run trains on."""
         return self._cfg.data.train_files
 
     @property
@@ -219,7 +230,7 @@ def open_evaluators(
 
 
 def open_configured(target: str | Path, fields: Sequence[str]) -> Evaluator:
-    """What a run, or the file of a configuration, names; no checkpoint has to be there.
+    """A run, or the file of a configuration, without any of its checkpoints.
 
     Args:
         target: of the two.

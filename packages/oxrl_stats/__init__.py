@@ -1,1 +1,1 @@
-"""What an evaluation says, and how sure it is: intervals, comparisons, contamination."""
+"""Figures of evaluations and how sure they are: intervals, comparisons, contamination."""

@@ -21,7 +21,7 @@ from oxrl_stats.intervals import Interval, mean_interval
 
 @dataclass(frozen=True, kw_only=True)
 class AtBudget:
-    """What a model got with a budget.
+    """The figures of a model with a budget.
 
     budget: most tokens of a response. reward: the mean. cut: share of responses that were longer.
     at_k: pass@k, best@k and maj@k by their names.
@@ -34,7 +34,10 @@ class AtBudget:
 
 
 def read_budgets(text: str) -> list[int]:
-    """Numbers of tokens, from small to large, as `64,128,256`.
+    """Numbers of tokens, from small to large.
+
+    Args:
+        text: such as `64,128,256`.
 
     Raises:
         ConfigError: they are none.
@@ -86,9 +89,7 @@ def run_budgets(
         by_limit = model.answer_within(asked, limits)
     found = [_at(limit, rollouts, asked.samples) for limit, rollouts in by_limit.items()]
     if plot is not None:
-        from oxrl_stats.plots import draw_budgets  # matplotlib
-
-        draw_budgets(found, plot)
+        draw(found, plot)
     return table(found)
 
 
@@ -103,14 +104,44 @@ def _at(limit: int, rollouts: Sequence[Rollout], samples: int) -> AtBudget:
     )
 
 
+def by_tries(found: AtBudget, kind: str) -> dict[int, Interval]:
+    """One kind of figures by the number of tries.
+
+    Args:
+        found: with a budget.
+        kind: "pass", "best" or "maj".
+    """
+    named = {name.partition("@"): told for name, told in found.at_k.items()}
+    return {int(k): told for (name, _, k), told in named.items() if name == kind}
+
+
 def table(found: Sequence[AtBudget]) -> str:
-    """A line per budget, then a line per number of tries at the largest."""
+    """A line per budget, then a line per number of tries at the largest.
+
+    Args:
+        found: by budget, from small to large.
+    """
     lines = [f"{'tokens':>8}  {'reward':<22}  longer"]
     lines += [f"{one.budget:>8}  {one.reward.text:<22}  {one.cut:.1%}" for one in found]
-    largest = found[-1]
     lines += ["", f"{'tries':>8}  {'pass@k':<22}  maj@k"]
-    for name, passed in largest.at_k.items():
-        kind, _, k = name.partition("@")
-        if kind == "pass":
-            lines.append(f"{k:>8}  {passed.text:<22}  {largest.at_k[f'maj@{k}'].text}")
+    votes = by_tries(found[-1], "maj")
+    for k, passed in by_tries(found[-1], "pass").items():
+        lines.append(f"{k:>8}  {passed.text:<22}  {votes[k].text}")
     return "\n".join(lines)
+
+
+def draw(found: Sequence[AtBudget], path: Path) -> None:
+    """Draw reward by budget, and pass@k and maj@k by tries.
+
+    Args:
+        found: by budget, from small to large.
+        path: of the SVG file.
+    """
+    from oxrl_stats.plots import Curves, draw_curves  # matplotlib
+
+    budgets = [one.budget for one in found]
+    rewards = [one.reward for one in found]
+    passed = by_tries(found[-1], "pass")
+    tries = {"pass@k": [*passed.values()], "maj@k": [*by_tries(found[-1], "maj").values()]}
+    left = Curves("most tokens of a response", budgets, {"reward": rewards})
+    draw_curves([left, Curves("tries k", [*passed], tries)], path)

@@ -80,14 +80,18 @@ def compare(
     )
     found = run_compare(names, options, control=control, select=select, out=out)
     if plot is not None:
-        from oxrl_stats.plots import draw_comparison  # matplotlib
+        from oxrl_stats.plots import draw_intervals  # matplotlib
 
-        draw_comparison(found, plot)
+        draw_intervals(found.rows, plot)
     say(table(found))
 
 
 def is_override(text: str) -> bool:
-    """True for `section.field=value` and `~section.field`, which are no names of models."""
+    """True for `section.field=value` and `~section.field`, which are no names of models.
+
+    Args:
+        text: of the command line.
+    """
     field, equals, _ = text.partition("=")
     return text.startswith("~") or (bool(equals) and "." in field and not Path(text).exists())
 
@@ -104,7 +108,7 @@ def contamination(
         Path | None, typer.Option("--out", callback=writable, help="Write a JSON file.")
     ] = None,
 ) -> None:
-    """Which held-out prompts stand in the training data, and in which rows?"""
+    """Find held-out prompts that stand in the training data, and the rows where they do."""
     from oxrl_stats.contamination import run_contamination, told
 
     say(told(run_contamination(target, overrides or [], data=data, answers=answers, out=out)))

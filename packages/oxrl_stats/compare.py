@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +27,14 @@ from oxrl_stats.evaluated import (
     is_file_of_answers,
     read_answers,
 )
-from oxrl_stats.intervals import FEWEST, Interval, Numbers, is_binary, mean_interval
+from oxrl_stats.intervals import (
+    FEWEST,
+    Interval,
+    Numbers,
+    all_scored,
+    is_binary,
+    mean_interval,
+)
 from oxrl_stats.paired import Chance, difference, discordant, holm, mcnemar, sign_flips
 
 # A difference counts where chance alone would show it, or a larger one, in fewer cases.
@@ -60,7 +67,7 @@ class Compared:
 
     @property
     def p(self) -> float:
-        """What the verdict goes by."""
+        """The p-value that the verdict goes by."""
         return self.chance.p if self.adjusted is None else self.adjusted
 
     @property
@@ -90,7 +97,7 @@ def compared(data: str, first: Evaluated, second: Evaluated) -> Compared:
             have scores on both sides.
     """
     check_same_prompts(first, second)
-    whole = ~(np.isnan(first.rewards).any(1) | np.isnan(second.rewards).any(1))
+    whole = all_scored(first.rewards) & all_scored(second.rewards)
     one, two = first.rewards[whole], second.rewards[whole]
     prompts, samples = one.shape
     if prompts < FEWEST:
@@ -124,6 +131,9 @@ def _of_answers(one: Numbers, two: Numbers) -> float | None:
 
 def check_same_prompts(first: Evaluated, second: Evaluated) -> None:
     """Two models answered the same prompts as often.
+
+    Args:
+        first, second: what they answered.
 
     Raises:
         DataError: they did not; names the first prompt that differs.
@@ -181,7 +191,8 @@ def selected(data: str, models: Sequence[Evaluated]) -> Selection:
             f"{data}: {len(places)} prompts make halves of {len(halves[0])} and {len(halves[1])}, "
             f"and each needs {FEWEST} or more"
         )
-    by, told = ([_mean(one.rows(half)) for one in models] for half in halves)
+    by = [_mean(one.rewards[halves[0]]) for one in models]
+    told = [_mean(one.rewards[halves[1]]) for one in models]
     best = max(range(len(models)), key=lambda place: by[place].value)
     return Selection(
         data=data,
@@ -196,13 +207,16 @@ def _half(uid: str) -> bool:
     return sha256(uid.encode()).digest()[0] % 2 == 0
 
 
-def _mean(one: Evaluated) -> Interval:
-    return mean_interval(one.rewards[~np.isnan(one.rewards).any(1)])
+def _mean(rewards: Numbers) -> Interval:
+    return mean_interval(rewards[all_scored(rewards)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `oxrl compare` found. control: what a control was compared with, where there is one."""
+    """All that `oxrl compare` found.
+
+    control: a run that must not have improved, with which both models were compared; None without.
+    """
 
     pairs: list[Compared]
     selections: list[Selection]
@@ -210,30 +224,28 @@ class Comparison:
 
     @property
     def json(self) -> Json:
-        """What `--out` writes."""
-        return {
-            "control": self.control,
-            "pairs": [_fields(one) for one in self.pairs],
-            "selections": [json_safe(_numbers(vars(one))) for one in self.selections],
-        }
+        """The fields that `--out` writes."""
+        pairs = [
+            asdict(one) | {"p": one.p, "better": one.better, "verdict": one.verdict}
+            for one in self.pairs
+        ]
+        return json_safe(asdict(self) | {"pairs": pairs})
 
-
-def _fields(one: Compared) -> Json:
-    told = {"p": one.chance.p, "mid_p": one.chance.mid_p, "better": one.better}
-    kept = {name: value for name, value in vars(one).items() if name != "chance"}
-    return json_safe(_numbers({**kept, **told, "verdict": one.verdict}))
-
-
-def _numbers(fields: Json) -> Json:
-    return {
-        name: value._asdict() if isinstance(value, Interval) else value
-        for name, value in fields.items()
-    }
+    @property
+    def rows(self) -> list[tuple[str, Interval]]:
+        """The names and intervals that `--plot` draws."""
+        found: list[tuple[str, Interval]] = []
+        for one in self.pairs:
+            found += zip(one.names, (one.first, one.second), strict=True)
+            found.append(("difference", one.gap))
+        for one in self.selections:
+            found += one.others.items()
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the models of a comparison are asked; what is None is as the first model's run has it.
+    """Settings of all models of a comparison; what is None is as the first model's run has it.
 
     fields: of every configuration, "section.field=value". data: files of prompts; none: the
     held-out one of the first. samples, temperature, seed: of the responses.
@@ -296,10 +308,9 @@ def _check_names(names: Sequence[str], options: Options, control: str | None, se
     if select and control:
         raise ConfigError("--control is for a comparison of two models; leave out --select")
     if not select and names[0] == names[1] and options.samples is None:
-        raise ConfigError(
-            f"{names[0]} is compared with itself; name another model, or write --samples K to see "
-            "that equal seeds give equal answers"
-        )
+        way = "--samples K to see that equal seeds give equal answers"
+        what = "file" if is_file_of_answers(names[0]) else f"model, or write {way}"
+        raise ConfigError(f"{names[0]} is compared with itself; name another {what}")
     files = [name for name in (*names, *([control] if control else [])) if is_file_of_answers(name)]
     if files and options != Options():
         raise ConfigError(
@@ -310,6 +321,10 @@ def _check_names(names: Sequence[str], options: Options, control: str | None, se
 
 def ask(names: Sequence[str], options: Options) -> dict[str, list[Evaluated]]:
     """Answers of every model to the prompts of every file, by the name of the file.
+
+    Args:
+        names: runs, checkpoints and models, or files of answers.
+        options: how they are asked.
 
     Raises:
         ConfigError: files of answers and models are mixed, or two runs measure different things.
@@ -337,7 +352,11 @@ def ask(names: Sequence[str], options: Options) -> dict[str, list[Evaluated]]:
 
 
 def table(found: Comparison) -> str:
-    """The comparison in lines of text."""
+    """The comparison in lines of text.
+
+    Args:
+        found: by `run_compare`.
+    """
     lines: list[str] = []
     for one in found.pairs:
         lines += _told(one)

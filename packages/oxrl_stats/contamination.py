@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from oxrl.commands.evaluator import open_configured
 from oxrl.data.rows import Record
 from oxrl.errors import ConfigError, DataError
-from oxrl.runs.files import Json, pretty_json
+from oxrl.runs.files import json_safe, pretty_json
 from oxrl_stats.evaluated import read_answers
-from oxrl_stats.intervals import Interval, mean_interval
+from oxrl_stats.intervals import Interval, all_scored, mean_interval
 
 Words = tuple[str, ...]
 # Words in a row that two texts hardly share by chance: as of GPT-3, arXiv:2005.14165, appendix C.
@@ -30,17 +29,23 @@ SHOWN = 3
 
 
 def words_of(text: str) -> Words:
-    """The words of a text in small letters, without punctuation."""
+    """The words of a text in small letters, without punctuation.
+
+    Args:
+        text: of a prompt or an answer.
+    """
     return tuple(word.strip() for word in WORD.findall(text.casefold()))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Match:
     """A held-out prompt that stands in training data.
 
-    place: of the prompt, "file:line". rows: places of training rows, with what they share.
+    prompt: its number. place: of its row, "file:line". rows: places of training rows, with what
+    they share.
     """
 
+    prompt: int
     place: str
     question: str
     rows: dict[str, str] = field(default_factory=dict)
@@ -48,28 +53,17 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Contamination:
-    """What was found.
+    """The held-out prompts that stand in training data, in their order.
 
-    prompts: of the held-out file. matches: of its prompts, by their number. rows: of training data
-    that were read. with_them, without: mean reward with all prompts, and without those that match;
-    None where no answers were given.
+    prompts: of the held-out file. rows: of training data that were read. with_them, without: mean
+    reward with all prompts, and without those that match; None where no answers were given.
     """
 
     prompts: int
     rows: int
-    matches: dict[int, Match]
+    matches: list[Match]
     with_them: Interval | None = None
     without: Interval | None = None
-
-    @property
-    def json(self) -> Json:
-        """What `--out` writes."""
-        means = {
-            name: None if found is None else found._asdict()
-            for name, found in (("with_them", self.with_them), ("without", self.without))
-        }
-        matches = [vars(match) | {"prompt": number} for number, match in self.matches.items()]
-        return {"prompts": self.prompts, "rows": self.rows, "matches": matches} | means
 
 
 class Index:
@@ -124,7 +118,12 @@ class Index:
 
 
 def runs_of(words: Words, length: int) -> Iterator[Words]:
-    """Every `length` words in a row."""
+    """Yield every `length` words in a row.
+
+    Args:
+        words: of a text.
+        length: of a run.
+    """
     for start in range(len(words) - length + 1):
         yield words[start : start + length]
 
@@ -134,12 +133,20 @@ def _answer(answer: object) -> Words:
 
 
 def questions_of(fields: Mapping[str, Any]) -> list[str]:
-    """The texts of a held-out row by which it is known: what the user says in it."""
+    """The texts of a held-out row by which it is known: what the user says in it.
+
+    Args:
+        fields: of the row.
+    """
     return list(_texts(fields.get("prompt", fields.get("messages")), of_user=True))
 
 
 def texts_of_row(fields: Mapping[str, Any]) -> list[str]:
-    """All texts of a training row: its prompt, its answer in words, and both of a pair."""
+    """All texts of a training row: its prompt, its answer in words, and both of a pair.
+
+    Args:
+        fields: of the row.
+    """
     kept = ("prompt", "messages", "completion", "chosen", "rejected", "text")
     return [text for name in kept for text in _texts(fields.get(name), of_user=False)]
 
@@ -171,7 +178,7 @@ def search(held_out: Iterable[Record], training: Iterable[Record]) -> Contaminat
     known: list[Match] = []
     for number, record in enumerate(held_out):
         texts = questions_of(record.fields)
-        known.append(Match(record.place, texts[-1] if texts else ""))
+        known.append(Match(prompt=number, place=record.place, question=texts[-1] if texts else ""))
         for text in texts:
             index.add(number, text, record.fields.get("answer"))
     if not index.lengths:
@@ -180,15 +187,14 @@ def search(held_out: Iterable[Record], training: Iterable[Record]) -> Contaminat
             "name its column in data.columns, such as {prompt: question}"
         )
     rows = 0
-    found: dict[int, Match] = {}
     for record in training:
         rows += 1
         answer = record.fields.get("answer")
         for text in texts_of_row(record.fields):
             for number, shared in index.search(text, answer):
-                match = found.setdefault(number, known[number])
-                match.rows.setdefault(record.place, shared)
-    return Contamination(prompts=len(known), rows=rows, matches=dict(sorted(found.items())))
+                known[number].rows.setdefault(record.place, shared)
+    matches = [match for match in known if match.rows]
+    return Contamination(prompts=len(known), rows=rows, matches=matches)
 
 
 def run_contamination(
@@ -212,15 +218,15 @@ def run_contamination(
         ConfigError: no file is named, or the answers are not to these prompts.
         DataError: a file cannot be read.
     """
-    run = open_configured(target, overrides)
-    name = data or run.held_out
-    if name is None:
+    held_out = () if data is None else (f"data.eval={json.dumps(data)}",)
+    run = open_configured(target, (*overrides, *held_out))
+    if run.held_out is None:
         raise ConfigError("data.eval is not set: write --data FILE, the held-out prompts")
-    found = search(run.rows([name]), run.rows(run.training_files))
+    found = search(run.rows([run.held_out]), run.rows(run.training_files))
     if answers is not None:
         found = _with_rewards(found, answers)
     if out is not None:
-        out.write_text(pretty_json(found.json), "utf-8")
+        out.write_text(pretty_json(json_safe(asdict(found))), "utf-8")
     return found
 
 
@@ -231,19 +237,22 @@ def _with_rewards(found: Contamination, answers: Path) -> Contamination:
             f"--answers {answers} has {len(given.uids)} prompts, and the held-out file "
             f"{found.prompts}: evaluate on that file"
         )
-    known = np.logical_not(np.isnan(given.rewards).any(axis=1))
-    matched = np.isin(np.arange(found.prompts), list(found.matches))
-    return Contamination(
-        prompts=found.prompts,
-        rows=found.rows,
-        matches=found.matches,
+    known = all_scored(given.rewards)
+    clean = known.copy()
+    clean[[match.prompt for match in found.matches]] = False
+    return replace(
+        found,
         with_them=mean_interval(given.rewards[known]),
-        without=mean_interval(given.rewards[known & ~matched]),
+        without=mean_interval(given.rewards[clean]),
     )
 
 
 def told(found: Contamination) -> str:
-    """What was found, in lines of text."""
+    """The matches in lines of text.
+
+    Args:
+        found: by `run_contamination`.
+    """
     count = len(found.matches)
     share = count / max(found.prompts, 1)
     lines = [
@@ -256,7 +265,7 @@ def told(found: Contamination) -> str:
             f"reward with all prompts      {found.with_them.text}",
             f"reward without those found   {found.without.text}",
         ]
-    for match in found.matches.values():
+    for match in found.matches:
         lines.append(f"{match.place}: {match.question[:80]!r}")
         for row, shared in list(match.rows.items())[:SHOWN]:
             lines.append(f"  {row}: {shared[:100]!r}")

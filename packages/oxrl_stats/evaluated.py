@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,11 +15,8 @@ from oxrl.commands.evaluator import Asked, Evaluator
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import in_groups
 from oxrl.runs.files import read_records
-from oxrl.types import Rollout
+from oxrl_stats.evaluation import rewards_of
 from oxrl_stats.intervals import Numbers
-
-# Of a line that `oxrl eval --out` writes.
-KEPT = ("uid", "prompt", "reward", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,8 @@ class Evaluated:
     """The rewards of one model on the prompts of one file.
 
     name: as it was asked for. uids, questions: of the prompts. rewards: [prompts, samples], NaN
-    where a response has no score. noise: of what all of its random choices are made, the same for
-    two models that share their noise; empty: of the sampler's own.
+    where a response has no score. noise: a digest of what all of its random choices are made of,
+    the same for two models that share their noise; empty: of the sampler's own.
     """
 
     name: str
@@ -36,23 +34,13 @@ class Evaluated:
     rewards: Numbers
     noise: str
 
-    def rows(self, chosen: np.ndarray) -> Evaluated:
-        """The prompts at some places.
-
-        Args:
-            chosen: of integers.
-        """
-        return Evaluated(
-            name=self.name,
-            uids=tuple(self.uids[place] for place in chosen),
-            questions=tuple(self.questions[place] for place in chosen),
-            rewards=self.rewards[chosen],
-            noise=self.noise,
-        )
-
 
 def is_file_of_answers(name: str) -> bool:
-    """True if it is what `oxrl eval --out` writes."""
+    """True if it is a file as `oxrl eval --out` writes one.
+
+    Args:
+        name: of a model or a file.
+    """
     path = Path(name)
     return path.is_file() and path.suffix in (".jsonl", ".json")
 
@@ -85,71 +73,85 @@ def answered(model: Evaluator, asked: Asked) -> Evaluated:
         asked: how.
     """
     rollouts = model.answer(asked)
-    noise = noise_of(rollout.seed for rollout in rollouts) if model.shares_noise else ""
     groups = in_groups(rollouts, asked.samples)
     prompts = [group[0].prompt for group in groups]
     return Evaluated(
         name=model.name,
         uids=tuple(prompt.uid for prompt in prompts),
         questions=tuple(str(prompt.question) for prompt in prompts),
-        rewards=rewards_of(groups),
-        noise=noise,
+        rewards=rewards_of(groups, samples=asked.samples),
+        noise=noise_of(rollout.seed for rollout in rollouts) if model.shares_noise else "",
     )
 
 
-def rewards_of(groups: Sequence[Sequence[Rollout]]) -> Numbers:
-    """Rewards of the responses to each prompt, [prompts, samples]; NaN where there is none.
+def noise_of(seeds: Iterable[object]) -> str:
+    """A digest of the seeds of responses: two evaluations with the same one share their noise.
 
     Args:
-        groups: as many responses to each prompt.
+        seeds: in the order of the responses.
     """
-    return np.array([[_number(one.score.value) for one in group] for group in groups], dtype=float)
-
-
-def noise_of(seeds: Iterable[object]) -> str:
-    """What says whether two evaluations drew with the same noise: a digest of their seeds."""
     return sha256(repr(list(seeds)).encode()).hexdigest()
 
 
-def _number(value: float | None) -> float:
-    return np.nan if value is None else float(value)
+class Line(NamedTuple):
+    """One response in a file of answers; in the order of prompts and samples."""
+
+    draw: int
+    sample: int
+    uid: str
+    question: str
+    reward: float
+    seed: object
 
 
 def read_answers(path: Path) -> Evaluated:
-    """What `oxrl eval --out` wrote.
+    """The answers in a file that `oxrl eval --out` wrote.
+
+    Args:
+        path: of the file.
 
     Raises:
         DataError: it is something else; names the line.
     """
-    groups: dict[int, dict[int, Mapping[str, Any]]] = {}
-    for number, line in enumerate(read_records(path), start=1):
-        try:
-            group = groups.setdefault(int(line["draw"]), {})
-            group[int(line["sample"])] = {name: line[name] for name in KEPT}
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path}, line {number}: not a response as `oxrl eval --out FILE` writes it "
-                f"({type(error).__name__}: {error})"
-            ) from error
-    if not groups:
+    lines = [_line(f"{path}, line {n}", one) for n, one in enumerate(read_records(path), start=1)]
+    if not lines:
         raise DataError(f"{path} is no evaluation: it has no line; `oxrl eval RUN --out {path}`")
-    ordered = [groups[draw] for draw in sorted(groups)]
-    samples = len(ordered[0])
-    for draw, group in zip(sorted(groups), ordered, strict=True):
-        if sorted(group) != list(range(samples)):
+    lines.sort(key=lambda line: (line.draw, line.sample))
+    groups = [list(group) for _, group in groupby(lines, lambda line: line.draw)]
+    samples = max(map(len, groups))
+    for group in groups:
+        numbers = [line.sample for line in group]
+        if numbers != list(range(samples)):
             raise DataError(
-                f"{path}: draw {draw} has the samples {sorted(group)}, and the first one {samples} "
-                "of them: an evaluation that stopped half way; write it anew"
+                f"{path}: draw {group[0].draw} has the samples {numbers}, and others {samples} of "
+                "them: an evaluation that stopped half way; write it anew"
             )
-    lines = [[group[place] for place in range(samples)] for group in ordered]
-    try:
-        rewards = [[_number(line["reward"]) for line in group] for group in lines]
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: a reward is no number ({error})") from error
     return Evaluated(
         name=str(path),
-        uids=tuple(str(group[0]["uid"]) for group in ordered),
-        questions=tuple(str(group[0]["prompt"]) for group in ordered),
-        rewards=np.array(rewards, dtype=float),
-        noise=noise_of(line["seed"] for group in lines for line in group),
+        uids=tuple(group[0].uid for group in groups),
+        questions=tuple(group[0].question for group in groups),
+        rewards=np.array([[line.reward for line in group] for group in groups]),
+        noise=noise_of(line.seed for line in lines),
     )
+
+
+def _line(where: str, line: Mapping[str, Any]) -> Line:
+    if line.get("step", 0) != 0:
+        raise DataError(
+            f"{where}: step {line['step']} of a training run, and no evaluation; write one with "
+            "`oxrl eval RUN --out FILE`"
+        )
+    try:
+        return Line(
+            draw=int(line["draw"]),
+            sample=int(line["sample"]),
+            uid=str(line["uid"]),
+            question=str(line["prompt"]),
+            reward=np.nan if line["reward"] is None else float(line["reward"]),
+            seed=line["seed"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: not a response as `oxrl eval RUN --out FILE` writes it "
+            f"({type(error).__name__}: {error})"
+        ) from error

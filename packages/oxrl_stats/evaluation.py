@@ -1,4 +1,4 @@
-"""How sure the figures of an evaluation are, and what its responses say together."""
+"""Figures of an evaluation and how sure they are: pass@k, best@k, and votes of its responses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from oxrl.functional.shaping import best_at_k, pass_at_k
+from oxrl.recipes.scored_answers import in_groups
 from oxrl.types import Rollout
-from oxrl_stats.intervals import Interval, Numbers, advice, bootstrap_intervals, mean_interval
+from oxrl_stats.intervals import (
+    Interval,
+    Numbers,
+    advice,
+    all_scored,
+    bootstrap_intervals,
+    mean_interval,
+)
 
 
 def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
@@ -28,21 +37,13 @@ def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
 
 
 class Answers(NamedTuple):
-    """What the responses of an evaluation were worth, and what they answered.
+    """The responses of an evaluation: their worth, and what can be voted on.
 
-    rewards: [prompts, samples]. said: as many answers, which can be voted on; equal ones are equal
-    texts. uids: of the prompts.
+    rewards: [prompts, samples]. said: as many answers; equal ones are equal texts.
     """
 
     rewards: Numbers
     said: Sequence[Sequence[str]]
-    uids: Sequence[str]
-
-    def first(self, samples: int) -> Answers:
-        """The first `samples` of every prompt."""
-        return Answers(
-            self.rewards[:, :samples], [answers[:samples] for answers in self.said], self.uids
-        )
 
 
 def answers_of(rollouts: Sequence[Rollout], *, samples: int) -> Answers:
@@ -50,24 +51,39 @@ def answers_of(rollouts: Sequence[Rollout], *, samples: int) -> Answers:
 
     Args:
         rollouts: `samples` in a row per prompt.
+        samples: of a prompt.
     """
-    rewards: list[list[float]] = []
-    said: list[list[str]] = []
-    uids: list[str] = []
-    for start in range(0, len(rollouts), samples):
-        group = rollouts[start : start + samples]
-        values = [rollout.score.value for rollout in group]
-        known = [value for value in values if value is not None]
-        if len(known) < samples:
-            continue
-        rewards.append(known)
-        said.append([answer_of(rollout) for rollout in group])
-        uids.append(group[0].prompt.uid)
-    return Answers(np.array(rewards, dtype=float).reshape(-1, samples), said, uids)
+    groups = in_groups(rollouts, samples)
+    rewards = rewards_of(groups, samples=samples)
+    whole = all_scored(rewards)
+    said = [
+        [answer_of(rollout) for rollout in group]
+        for group, is_whole in zip(groups, whole, strict=True)
+        if is_whole
+    ]
+    return Answers(rewards[whole], said)
+
+
+def rewards_of(groups: Sequence[Sequence[Rollout]], *, samples: int) -> Numbers:
+    """The rewards of the responses to each prompt.
+
+    Args:
+        groups: `samples` responses to each prompt.
+        samples: of a prompt.
+
+    Returns:
+        [prompts, samples], NaN where a response has no score.
+    """
+    values = [[rollout.score.value for rollout in group] for group in groups]
+    return np.array(values, dtype=float).reshape(-1, samples)
 
 
 def answer_of(rollout: Rollout) -> str:
-    """What a response answered, as its reward read it; without that its text."""
+    """The answer of a response, as its reward read it; without that its text.
+
+    Args:
+        rollout: with the response.
+    """
     if rollout.score.answer is not None:
         return rollout.score.answer
     return rollout.completion.text.strip()
@@ -78,6 +94,10 @@ def majority_at_k(answers: Answers, *, k: int) -> Numbers:
 
     The responses are taken `k` at a time, in the order in which they were drawn, and what is left
     over is not counted. Of answers that are as frequent, the first one given wins.
+
+    Args:
+        answers: of an evaluation.
+        k: responses that vote.
 
     Source:
         Wang et al., arXiv:2203.11171, section 2.
@@ -102,8 +122,6 @@ def figures_at_k(answers: Answers) -> dict[str, Interval]:
     prompts, samples = answers.rewards.shape
     if not prompts:
         return {}
-    import torch  # the formulas of the core are written for it
-
     rewards = torch.from_numpy(answers.rewards)
     total = torch.full((prompts,), samples)
     correct = (rewards > 0.5).sum(1)
@@ -118,10 +136,19 @@ def figures_at_k(answers: Answers) -> dict[str, Interval]:
     return dict(zip(of_prompts, intervals, strict=True))
 
 
-def metrics_of(intervals: Mapping[str, Interval]) -> dict[str, float]:
-    """Intervals as metrics of an evaluation: `eval/NAME`, `eval/NAME_low`, `eval/NAME_high`."""
+def evaluation_bounds(rollouts: Sequence[Rollout], samples: int) -> Mapping[str, float]:
+    """The metrics that `oxrl eval` adds to the means: figures at k, and their intervals.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+        samples: of a prompt.
+
+    Returns:
+        `eval/pass@4`, `eval/pass@4_low`, `eval/pass@4_high` and so on; without ends where there are
+        fewer than 5 prompts.
+    """
     metrics: dict[str, float] = {}
-    for name, found in intervals.items():
+    for name, found in figures_at_k(answers_of(rollouts, samples=samples)).items():
         metrics[f"eval/{name}"] = found.value
         if not math.isnan(found.low):
             metrics[f"eval/{name}_low"] = found.low
@@ -129,19 +156,11 @@ def metrics_of(intervals: Mapping[str, Interval]) -> dict[str, float]:
     return metrics
 
 
-def evaluation_bounds(rollouts: Sequence[Rollout], samples: int) -> Mapping[str, float]:
-    """What `oxrl eval` says beside the means: maj@k, and intervals of all figures at k.
-
-    Args:
-        rollouts: `samples` in a row per prompt.
-    """
-    return metrics_of(figures_at_k(answers_of(rollouts, samples=samples)))
-
-
 def evaluation_advice(rollouts: Sequence[Rollout], samples: int) -> str:
     """One sentence: how wide the interval of the mean reward is, and what would make it narrower.
 
     Args:
         rollouts: `samples` in a row per prompt.
+        samples: of a prompt.
     """
     return advice(answers_of(rollouts, samples=samples).rewards)

@@ -8,6 +8,7 @@ the same prompts is not surer than the prompts allow (Miller, arXiv:2411.00640, 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,8 @@ DRAWS = 2_000
 AT_ONCE = 500
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """Something measured, and between which two numbers it likely is; NaN where nothing can be
     said.
     """
@@ -45,7 +47,7 @@ class Interval(NamedTuple):
 
 
 def student(prompts: int) -> float:
-    """How many standard errors an interval reaches to each side, by Student's t.
+    """Student's t: so many standard errors an interval reaches to each side.
 
     Args:
         prompts: of which the standard error was estimated, 2 or more.
@@ -111,8 +113,24 @@ def mean_bounds(rewards: Numbers, *, reach: float | None = None) -> tuple[Number
     return mean - half, mean + half
 
 
+def all_scored(rewards: Numbers) -> NDArray[np.bool_]:
+    """The prompts whose responses all have a reward.
+
+    Args:
+        rewards: [prompts, samples], NaN where there is none.
+
+    Returns:
+        [prompts], True for those.
+    """
+    return np.logical_not(np.isnan(rewards).any(axis=1))
+
+
 def is_binary(rewards: Numbers) -> bool:
-    """True if every reward is 0 or 1."""
+    """True if every reward is 0 or 1.
+
+    Args:
+        rewards: of any shape.
+    """
     return bool(np.isin(rewards, (0.0, 1.0)).all())
 
 
@@ -165,7 +183,7 @@ def bootstrap_intervals(of_prompts: Numbers, *, seed: int = 0) -> list[Interval]
 
 
 class Spread(NamedTuple):
-    """Where the uncertainty of a mean comes from, as parts of its variance.
+    """The uncertainty of a mean by where it comes from, as parts of its variance.
 
     between: from the prompts, of which others could have been taken. within: from the samples of
         each.
@@ -176,7 +194,7 @@ class Spread(NamedTuple):
 
 
 def spread(rewards: Numbers) -> Spread:
-    """How much of the variance of the mean is of prompts, and how much of samples.
+    """The parts of the variance of the mean that are due to prompts and to samples.
 
     Args:
         rewards: [prompts, samples], 2 prompts or more.

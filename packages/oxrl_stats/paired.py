@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ AT_ONCE = 500
 EQUAL = 1e-9
 
 
-class Chance(NamedTuple):
-    """How often chance alone shows such a difference, or a larger one.
+@dataclass(frozen=True)
+class Chance:
+    """The share of cases in which chance alone shows such a difference, or a larger one.
 
     p: counts equal differences whole, and is never too small. mid_p: counts them by half, closer to
         its level on average, and now and then above it.
@@ -110,6 +112,9 @@ def discordant(first: Numbers, second: Numbers) -> Discordant:
 def mcnemar(found: Discordant) -> float:
     """McNemar's exact test: of the prompts that one model alone gets right, are as many of one as
     of the other?
+
+    Args:
+        found: those prompts.
 
     Source:
         McNemar 1947, as a two-sided binomial test of the discordant pairs.

@@ -1,9 +1,11 @@
-"""Pictures of comparisons, as SVG: a dot for what was measured, a bar for its interval."""
+"""Pictures as SVG: a dot or a line for what was measured, a bar or a band for its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -11,85 +13,82 @@ matplotlib.use("agg")  # no window
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from oxrl_stats.budgets import AtBudget
-from oxrl_stats.compare import Comparison
 from oxrl_stats.intervals import Interval
 
-# Inches: of the picture, and of one line of it.
+# Inches: of the picture, of one line of intervals, and of curves.
 WIDTH = 7.0
 LINE = 0.4
-COLORS = {"model": "#2563eb", "difference": "#111827"}
+HEIGHT = 3.0
+# As in the report.
+COLORS = ("#3566c9", "#d9792b", "#2f9461")
+LINES = "#8884"
 
 
-def draw_comparison(found: Comparison, path: Path) -> None:
-    """Draw every model and every difference of a comparison.
-
-    Args:
-        found: by `run_compare`.
-        path: of the SVG file.
-    """
-    rows: list[tuple[str, Interval, str]] = []
-    for one in found.pairs:
-        rows.append((one.names[0], one.first, "model"))
-        rows.append((one.names[1], one.second, "model"))
-        rows.append(("difference", one.gap, "difference"))
-    for one in found.selections:
-        rows += [(name, told, "model") for name, told in one.others.items()]
-    draw_rows(rows, path)
-
-
-def draw_rows(rows: list[tuple[str, Interval, str]], path: Path) -> None:
+def draw_intervals(rows: Sequence[tuple[str, Interval]], path: Path) -> None:
     """Draw intervals below each other.
 
     Args:
-        rows: name, interval and kind of each.
+        rows: name and interval of each.
         path: of the SVG file.
     """
-    # The same comparison is the same file: text stays text, and names of parts are no chance.
-    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "oxrl"}):
-        figure, axes = pyplot.subplots(figsize=(WIDTH, LINE * (len(rows) + 2)))
-        for place, (_, found, kind) in enumerate(rows):
-            color = COLORS[kind]
-            axes.plot([found.low, found.high], [place, place], color=color, linewidth=2)
-            axes.plot([found.value], [place], "o", color=color)
-        axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    with picture(path, 1, LINE * (len(rows) + 2)) as [axes]:
+        for place, (_, found) in enumerate(rows):
+            axes.plot([found.low, found.high], [place, place], color=COLORS[0], linewidth=2)
+            axes.plot([found.value], [place], "o", color=COLORS[0])
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
-        axes.axvline(0, color="#d1d5db", linewidth=1, zorder=0)
+        axes.axvline(0, color=LINES, linewidth=1, zorder=0)
         axes.set_xlabel("reward, with its 95 % interval over prompts")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        figure.tight_layout()
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
 
 
-def draw_budgets(found: Sequence[AtBudget], path: Path) -> None:
-    """Draw reward by budget, and pass@k and maj@k by tries, each with its band.
+class Curves(NamedTuple):
+    """Curves over one axis, which doubles from mark to mark.
+
+    label: of the axis. places: along it. found: the intervals at those places, by what they are of.
+    """
+
+    label: str
+    places: Sequence[int]
+    found: Mapping[str, Sequence[Interval]]
+
+
+def draw_curves(curves: Sequence[Curves], path: Path) -> None:
+    """Draw curves beside each other, each with its band.
 
     Args:
-        found: by budget.
+        curves: from left to right.
         path: of the SVG file.
     """
-    largest = found[-1].at_k
-    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "oxrl"}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH, 3), sharey=True)
-        budgets = [one.budget for one in found]
-        _band(left, budgets, [one.reward for one in found], "reward")
-        for kind in ("pass", "maj"):
-            named = {name: told for name, told in largest.items() if name.startswith(kind)}
-            tries = [int(name.partition("@")[2]) for name in named]
-            _band(right, tries, list(named.values()), f"{kind}@k")
-        left.set_xlabel("most tokens of a response")
-        right.set_xlabel("tries k")
-        for axes in (left, right):
+    with picture(path, len(curves), HEIGHT) as every:
+        for axes, one in zip(every, curves, strict=True):
+            for label, found in one.found.items():
+                axes.plot(one.places, [at.value for at in found], marker="o", label=label)
+                low = [at.low for at in found]
+                high = [at.high for at in found]
+                axes.fill_between(one.places, low, high, alpha=0.2)
             axes.set_xscale("log", base=2)
+            axes.set_xlabel(one.label)
             axes.legend(frameon=False)
+
+
+@contextmanager
+def picture(path: Path, columns: int, height: float) -> Iterator[list[Axes]]:
+    """Open a picture for a block that draws, and write it.
+
+    Args:
+        path: of the SVG file; the same drawing is the same file.
+        columns: axes beside each other.
+        height: in inches.
+    """
+    # Text stays text, and names of parts are no chance.
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "oxrl"}):
+        figure, [every] = pyplot.subplots(
+            1, columns, figsize=(WIDTH, height), sharey=True, squeeze=False
+        )
+        for axes in every:
+            axes.set_prop_cycle(color=COLORS)
+            axes.spines[["top", "right"]].set_visible(False)
+        yield list(every)
         figure.tight_layout()
         figure.savefig(path, format="svg", metadata={"Date": None})
         pyplot.close(figure)
-
-
-def _band(axes: Axes, places: Sequence[int], found: Sequence[Interval], label: str) -> None:
-    axes.plot(places, [one.value for one in found], marker="o", label=label)
-    low, high = ([one.low for one in found], [one.high for one in found])
-    axes.fill_between(places, low, high, alpha=0.2)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from oxrl.commands.scored_again import load_reward_config
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.config.sections.model import told_origin
 from oxrl.errors import ConfigError
 from oxrl.plan.plan import plan_text
-from oxrl_stats.score import load_reward_config
 from support.small_runs import preference_config, rl_config, sft_config
 
 

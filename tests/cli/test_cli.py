@@ -115,6 +115,7 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         " ".join(arguments): (PLAN if arguments[0] == "plan" else "")
         + f"sys.argv = ['oxrl', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('packages', *[name for name in sys.modules if name.startswith('oxrl_')])\n"
         f"print('loaded', *({heavy!r} & set(sys.modules)), len(sys.modules) < {FEW_MODULES})"
         for arguments in LIGHT
     }
@@ -127,6 +128,9 @@ def test_what_needs_no_model_loads_no_heavy_library(
 ) -> None:
     lines = light[" ".join(arguments)]
     assert lines[-1] == "loaded True"
+    # Their commands are listed by what their files say.
+    assert lines[-2] == "packages"
+    assert arguments != ["--help"] or any(line.startswith("  compare ") for line in lines)
     assert arguments[0] != "plan" or "in order" in "\n".join(lines)
 
 

@@ -124,7 +124,7 @@ def test_votes_of_a_model_that_is_right_more_often_than_not_are_better_than_one_
     random = np.random.default_rng(0)
     right = random.random((400, 16)) < 0.6
     said = [["good" if one else f"wrong {n}" for n, one in enumerate(row)] for row in right]
-    found = figures_at_k(Answers(right.astype(float), said, [""] * 400))
+    found = figures_at_k(Answers(right.astype(float), said))
     assert found["maj@1"].value == pytest.approx(right.mean())
     assert found["maj@16"].value > 0.95 > found["maj@4"].value > found["maj@1"].value
     assert found["pass@1"].low < 0.6 < found["pass@1"].high

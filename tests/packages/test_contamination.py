@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import runpy
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from oxrl.cli import app
-from oxrl.data.rows import Record
-from oxrl.errors import ConfigError, DataError
-from oxrl_stats.contamination import run_contamination, search, words_of
+from oxrl.data.rows import Record, read_rows
+from oxrl.errors import ConfigError, DataError, OxrlError
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_stats.contamination import Contamination, run_contamination, search, words_of
 from support.small_runs import rl_config
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = "tree river stone cloud lamp paper glass wind music road fish boat clock salt".split()
 
 
@@ -28,6 +34,11 @@ def story(seed: int, length: int = 30) -> str:
 
 def records(*rows: dict[str, Any]) -> list[Record]:
     return [Record(f"rows:{number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def numbers(found: Contamination) -> set[int]:
+    """The held-out prompts that were found."""
+    return {match.prompt for match in found.matches}
 
 
 def planted(text: str, way: str) -> str:
@@ -54,7 +65,7 @@ def test_every_planted_prompt_is_found_and_no_other(way: str, length: int, chat:
         else:
             training.append({"prompt": "Why?", "completion": text})
     found = search(records(*({"prompt": text} for text in asked)), records(*training))
-    assert set(found.matches) == chosen and (found.prompts, found.rows) == (50, 205)
+    assert numbers(found) == chosen and (found.prompts, found.rows) == (50, 205)
     first = found.matches[0]
     assert list(first.rows) == ["rows:201"] and first.place == "rows:1"
 
@@ -64,15 +75,15 @@ def test_sums_are_told_apart_by_their_operators() -> None:
     held_out = records({"prompt": "12+34="}, {"prompt": "5*6="}, {"prompt": "yes"})
     training = records({"prompt": "12-34="}, {"prompt": "112+34="}, {"prompt": "yes, 5+6="})
     assert not search(held_out, training).matches
-    assert set(search(held_out, records({"text": "What is 12 + 34 ?"})).matches) == {0}
-    assert set(search(held_out, records({"prompt": "Yes!"})).matches) == {2}
+    assert numbers(search(held_out, records({"text": "What is 12 + 34 ?"}))) == {0}
+    assert numbers(search(held_out, records({"prompt": "Yes!"}))) == {2}
 
 
 def test_fewer_words_are_enough_with_the_same_answer() -> None:
     text = story(1)
     part = " ".join(text.split()[4:13])
     held_out = records({"prompt": text, "answer": " 42. "})
-    assert set(search(held_out, records({"prompt": part, "answer": 42})).matches) == {0}
+    assert numbers(search(held_out, records({"prompt": part, "answer": 42}))) == {0}
     assert not search(held_out, records({"prompt": part, "answer": "43"})).matches
     assert not search(
         held_out, records({"prompt": " ".join(part.split()[:7]), "answer": 42})
@@ -120,3 +131,75 @@ def test_rewards_are_told_with_and_without_what_was_found(tmp_path: Path) -> Non
         run_contamination(config)
     with pytest.raises(ConfigError, match="is no run and no configuration"):
         run_contamination(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of the quickstart."""
+    folder = tmp_path_factory.mktemp("sums") / "data"
+    quickstart = runpy.run_path(str(ROOT / "experiments" / "quickstart" / "run.py"))
+    PREPARERS["arithmetic"](None, folder, seed=0, limit=None, test=None, **quickstart["TASK"])
+    return folder
+
+
+def asked_of(training: list[Path], held_out: Path, out: Path) -> dict[str, Any]:
+    """What `oxrl contamination` says of the quickstart with other data."""
+    shares = json.dumps({str(path): 1.0 for path in training})
+    fields = [f"data.train={shares}", "model.name=builtin:tiny"]
+    config = str(ROOT / "experiments" / "quickstart" / "rl.yaml")
+    words = ["contamination", config, *fields, "--data", str(held_out), "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output or done.exception
+    return json.loads(out.read_text())
+
+
+def test_the_quickstart_is_not_contaminated(sums: Path, tmp_path: Path) -> None:
+    training = [sums / "sft.jsonl", sums / "rl.jsonl"]
+    found = asked_of(training, sums / "eval.jsonl", tmp_path / "found.json")
+    assert (found["prompts"], found["rows"]) == (1_000, 48_000) and found["matches"] == []
+
+
+def test_a_tenth_of_the_quickstarts_held_out_sums_is_found_in_whatever_way_they_are_planted(
+    sums: Path, tmp_path: Path
+) -> None:
+    held_out = [row.fields["prompt"] for row in read_rows(sums / "eval.jsonl")]
+    chosen = range(0, len(held_out), 10)
+    ways: list[Callable[[str], str]] = [
+        str,
+        lambda text: f" {text.replace('+', ' + ')} ??",
+        lambda text: f"Please add these two numbers for me: {text} And do it with care!",
+    ]
+    rows = [row.fields for row in islice(read_rows(sums / "rl.jsonl"), 2_000)]
+    for place, number in enumerate(chosen):
+        rows.insert(7 * place, {"prompt": ways[place % 3](held_out[number]), "answer": "0"})
+    training = write(tmp_path / "training.jsonl", rows)
+    found = asked_of([training], sums / "eval.jsonl", tmp_path / "found.json")
+    assert [match["prompt"] for match in found["matches"]] == [*chosen]
+    assert all(len(match["rows"]) == 1 for match in found["matches"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "data.eval is not set: write --data FILE, the held-out prompts"),
+        (["--data", "images.jsonl"], "none of 2 held-out rows has a prompt .*data.columns"),
+        (["--data", "none.jsonl"], "data.eval = 'none.jsonl'"),
+        (["--data", "."], "data.eval = '.'"),
+        (["--data", "run.yaml"], "run.yaml"),
+        (["--data", "prompts.jsonl", "--answers", "prompts.jsonl"], "line 1: not a response"),
+        (["--data", "prompts.jsonl", "--answers", "none.jsonl"], "none.jsonl is no evaluation"),
+        (["--data", "prompts.jsonl", "--out", "."], "is a folder"),
+        (["--data", "prompts.jsonl", "data.colums=x"], "did you mean 'data.columns'|columns"),
+    ],
+)
+def test_what_cannot_be_looked_for_is_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rl_config(tmp_path, "run")
+    write(tmp_path / "images.jsonl", [{"image": "a.png"}, {"prompt": "..."}])
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["contamination", "run.yaml", *words])
+    ours = isinstance(done.exception, OxrlError)
+    told = str(done.exception) if ours else done.output
+    assert (done.exception.exit_code if ours else done.exit_code) == 2, told
+    assert re.search(said, told.replace("\n", " ")), told

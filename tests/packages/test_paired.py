@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from oxrl_stats.intervals import Interval
 from oxrl_stats.paired import (
     Discordant,
     difference,
@@ -104,7 +105,7 @@ def test_flips_that_are_drawn_come_close_to_all_of_them() -> None:
 @pytest.mark.parametrize("prompts", [6, 40])
 def test_no_difference_at_all_is_chance(prompts: int) -> None:
     assert sign_flips(np.zeros(prompts)).p == 1.0
-    assert difference(np.zeros(prompts)) == (0.0, 0.0, 0.0)
+    assert difference(np.zeros(prompts)) == Interval(0.0, 0.0, 0.0)
 
 
 def test_a_difference_has_students_interval() -> None:

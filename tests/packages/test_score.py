@@ -6,17 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from oxrl.cli import app
+from oxrl.commands.scored_again import ScoredAgain
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.rollouts.stored import recorded_completion, stored_groups
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
-from oxrl_stats.score import Comparison, Rescored, ranks, report, run_score
+from oxrl_stats.score import Changes, Comparison, ranks, report, run_score
 from support.small_runs import rl_config
 
 REWARDS = """
@@ -85,9 +87,9 @@ def test_samples_hold_whole_prompts(finished: Config) -> None:
 def test_the_same_reward_says_the_same(finished: Config) -> None:
     before = {p: p.read_bytes() for p in finished.run.directory.rglob("*") if p.is_file()}
     found = run_score(finished.run.directory, [])
-    assert len(found.samples) == len(samples_of(finished)) == 2 * 4 * 5
-    assert {one.difference for one in found.samples} == {0.0}
-    assert found.other_order == found.turned == 0
+    assert len(found.lines) == len(samples_of(finished)) == 2 * 4 * 5
+    assert set(found.differences) == {0.0}
+    assert found.changes.other_order == found.changes.turned == 0
     assert "none of 40 samples has another reward" in report(found)
     assert {p: p.read_bytes() for p in finished.run.directory.rglob("*") if p.is_file()} == before
 
@@ -95,8 +97,9 @@ def test_the_same_reward_says_the_same(finished: Config) -> None:
 def test_an_opposite_reward_turns_every_pair(finished: Config, tmp_path: Path) -> None:
     out = tmp_path / "scores.jsonl"
     found = run_score(finished.run.directory, [named(finished, "opposite")], out)
-    assert found.pairs == found.turned > 0
-    assert found.teaching == found.now_teaching
+    counts = found.changes
+    assert counts.pairs == counts.turned > 0
+    assert counts.teaching == counts.now_teaching
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     recorded = samples_of(finished)
     assert [(r["step"], r["draw"], r["sample"]) for r in rows] == [
@@ -112,29 +115,29 @@ def test_an_opposite_reward_turns_every_pair(finished: Config, tmp_path: Path) -
 
 def test_rewards_of_groups_and_of_trl_read_what_they_read_in_a_run(finished: Config) -> None:
     by_length = run_score(finished.run.directory, [named(finished, "lengths")])
-    for one in by_length.samples:
-        if one.score.value is not None:
-            assert one.score.value == max(end for _, _, end in one.line["versions"])
+    for line, score in zip(by_length.lines, by_length.scores, strict=True):
+        if score.value is not None:
+            assert score.value == max(end for _, _, end in line["versions"])
         else:
-            assert one.score.status == "error" and "an a" in one.score.reason
+            assert score.status == "error" and "an a" in score.reason
     by_trl = run_score(finished.run.directory, [named(finished, "trl")])
-    for one in by_trl.samples:
-        assert one.score.value == len(one.line["response"]) + one.line["metadata"]["bonus"]
+    for line, score in zip(by_trl.lines, by_trl.scores, strict=True):
+        assert score.value == len(line["response"]) + line["metadata"]["bonus"]
 
 
 def test_parts_and_other_settings_may_be_given(finished: Config) -> None:
     name = finished.reward.name
     parts = f"reward.parts={{all: {{name: '{name}', weight: 2}}}}"
     found = run_score(finished.run.directory, [parts, "reward.timeout_s=30"])
-    assert all(one.score.value == 2 * one.line["reward"] for one in found.samples)
-    assert found.samples[0].score.statuses == {"all": "ok"}
+    assert found.now.tolist() == (2 * found.before).tolist()
+    assert found.scores[0].statuses == {"all": "ok"}
     again = run_score(finished.run.directory, [parts, "reward.parts.all.weight=1"])
-    assert {one.difference for one in again.samples} == {0.0}
+    assert set(again.differences) == {0.0}
 
 
 def test_columns_of_small_means_stay_apart() -> None:
     line: Any = {"reward": -1.21376e-05, "status": "ok", "step": 1, "draw": 0, "sample": 0}
-    found = Comparison([Rescored(line, Score(value=-1.21376e-05), 1, 1)], groups=1)
+    found = Comparison([ScoredAgain([line], [Score(value=-1.21376e-05)])])
     (mean,) = [row for row in report(found).splitlines() if row.startswith("mean of those")]
     assert mean.split()[-2:] == ["-1.21376e-05"] * 2
 
@@ -227,18 +230,19 @@ def test_tokens_of_the_first_weights_are_the_policys() -> None:
 
 
 def test_ranks_of_equal_and_missing_rewards() -> None:
-    assert ranks([1.0, None, 3.0, 1.0, 0.0]) == [2, None, 1, 2, 4]
-    assert ranks([]) == []
+    rewards = np.array([1.0, None, 3.0, 1.0 - 1e-12, 0.0], dtype=float)
+    assert ranks(rewards) == [2, None, 1, 2, 4]
+    assert ranks(np.zeros(0)) == []
 
 
-def compared(*groups: tuple[list[float], list[float]]) -> Comparison:
+def compared(*groups: tuple[list[float | None], list[float | None]]) -> Changes:
     """Of groups, their recorded rewards and those of now."""
-    found = Comparison()
-    for before, now in groups:
-        lines: list[Any] = [{"reward": reward, "status": "ok"} for reward in before]
-        places = zip(lines, now, ranks(before), ranks(now), strict=True)
-        found.add([Rescored(line, Score(value=new), was, is_) for line, new, was, is_ in places])
-    return found
+    again: list[ScoredAgain] = []
+    for draw, (before, now) in enumerate(groups):
+        lines = [{"reward": reward, "status": "ok", "step": 1, "draw": draw} for reward in before]
+        scores = [Score(value=reward, status="error" if reward is None else "ok") for reward in now]
+        again.append(ScoredAgain(lines, scores))
+    return Comparison(again).changes
 
 
 def test_another_best_response_is_one_that_was_not_the_best() -> None:
@@ -248,23 +252,30 @@ def test_another_best_response_is_one_that_was_not_the_best() -> None:
     assert compared(([-3.0, -1.0, -2.0], [-1.0, -1.0 - 1e-12, -5.0])).other_best == 1
     # Below the best, the order may be another.
     found = compared(([3.0, 2.0, 1.0], [3.0, 1.0, 2.0]), ([0.0, 1.0], [0.0, 1.0]))
-    assert (found.other_best, found.other_order, found.groups) == (0, 1, 2)
+    assert (found.other_best, found.other_order) == (0, 1)
+    assert (found.pairs, found.turned, found.teaching, found.now_teaching) == (4, 1, 2, 2)
+
+
+def test_what_has_no_score_on_one_side_is_compared_with_nothing() -> None:
+    found = compared(([1.0, None, 0.0, 5.0], [0.0, 9.0, 1.0, None]), ([2.0, 2.0], [1.0, 0.0]))
+    assert (found.pairs, found.turned, found.other_best) == (1, 1, 2)
+    assert (found.teaching, found.now_teaching) == (1, 2)
 
 
 def test_a_report_tells_means_and_what_changed_most_in_numbers_or_outcomes() -> None:
-    def one(sample: int, reward: float | None, score: Score) -> Rescored:
+    def line(sample: int, reward: float | None) -> dict[str, Any]:
         status = "ok" if reward is not None else "error"
-        line: Any = {"reward": reward, "status": status, "step": 1, "draw": 2, "sample": sample}
-        return Rescored(line, score, 1, 1)
+        return {"reward": reward, "status": status, "step": 1, "draw": 2, "sample": sample}
 
-    found = Comparison(groups=1)
-    found.samples = [
-        one(0, 0.25, Score(value=0.5)),
-        one(1, 0.75, Score(value=2.0, reason="better")),
-        one(2, 1.0, Score(value=None, status="timeout", reason="too slow")),
-        one(3, None, Score(value=0.125)),
-        one(4, 0.5, Score(value=0.5)),
+    scored = [
+        (0.25, Score(value=0.5)),
+        (0.75, Score(value=2.0, reason="better")),
+        (1.0, Score(value=None, status="timeout", reason="too slow")),
+        (None, Score(value=0.125)),
+        (0.5, Score(value=0.5)),
     ]
+    lines = [line(sample, reward) for sample, (reward, _) in enumerate(scored)]
+    found = Comparison([ScoredAgain(lines, [score for _, score in scored])])
     told = report(found).splitlines()
     [means] = [line for line in told if line.startswith("mean of those with both")]
     assert means.split()[-2:] == ["0.5", "1"]  # (0.25 + 0.75 + 0.5) / 3, (0.5 + 2 + 0.5) / 3

@@ -29,9 +29,12 @@ FOLDERS = {
         *sorted((PACKAGE / "engines").glob("*/__init__.py")),
     ],
     "api": [PACKAGE / "api.py"],
-    # A tracker's process is called by the run alone, as a run's own parts are.
+    # A tracker's process is called by the run alone, as a run's own parts are; of a command the
+    # docstring is its help, and its options explain themselves.
     "packages": [
-        path for path in sorted(BESIDE.rglob("*.py")) if path.parts[-2] != "oxrl_trackers"
+        path
+        for path in sorted(BESIDE.rglob("*.py"))
+        if path.parts[-2] != "oxrl_trackers" and path.name != "commands.py"
     ],
 }
 # What a policy reads of its built-in tool is this docstring, and `Args:` would change its prompts.
