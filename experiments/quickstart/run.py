@@ -63,7 +63,7 @@ def say(text: str = "") -> None:
 
 def percent(found: Interval) -> str:
     """As in `94.7 % [93.9, 95.4]`."""
-    value, low, high = (100 * number for number in found)
+    value, low, high = 100 * found.value, 100 * found.low, 100 * found.high
     return f"{value:.1f} % [{low:.1f}, {high:.1f}]"
 
 

@@ -63,7 +63,7 @@ def rewards(asked: Record) -> Numbers:
 
 def percent(found: Interval) -> str:
     """As in `57.6 [47.3, 67.3]`."""
-    value, low, high = (100 * number for number in found)
+    value, low, high = 100 * found.value, 100 * found.low, 100 * found.high
     return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
