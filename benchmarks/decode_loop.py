@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import intervals
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -24,6 +23,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.sampler import generate
 from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.types import Prompt, Request, Sampling
+from oxrl_stats import medians
 
 PROMPT = 32
 DEADLINE_S = 600.0
@@ -88,9 +88,9 @@ def main() -> None:
             pairs.append(pair)
     sampled, looped = zip(*pairs, strict=True)
     figure: dict[str, object] = {"case": f"{rows} rows of {tokens} tokens"}
-    figure["oxrl_cpu_s"] = intervals.median(sampled)
-    figure["loop_cpu_s"] = intervals.median(looped)
-    figure["over_loop"] = intervals.ratio(sampled, looped)
+    figure["oxrl_cpu_s"] = medians.median(sampled)
+    figure["loop_cpu_s"] = medians.median(looped)
+    figure["over_loop"] = medians.ratio(sampled, looped)
     print(json.dumps(figure), flush=True)
     profile = cProfile.Profile()
     profile.runcall(ours, repeats + 1)

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import intervals
+from oxrl_stats import medians
 
 IMPORTS = {
     "torch, transformers": "import torch, transformers",
@@ -86,11 +86,11 @@ def main() -> None:
                 found[name].append(seconds)
     figure: dict[str, object] = {"case": "first line"}
     for name, seconds in found.items():
-        figure[name.partition(",")[0].replace(" ", "_") + "_s"] = intervals.median(seconds)
+        figure[name.partition(",")[0].replace(" ", "_") + "_s"] = medians.median(seconds)
     for name in IMPORTS:
         pairs = zip(found["first line"], found[name], strict=True)
         over = [line - imports for line, imports in pairs]
-        figure["over_" + name.partition(",")[0].replace(" ", "_") + "_s"] = intervals.median(over)
+        figure["over_" + name.partition(",")[0].replace(" ", "_") + "_s"] = medians.median(over)
     print(json.dumps(figure), flush=True)
 
 

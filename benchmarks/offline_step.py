@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import intervals
 from rl_step import Side, figures, times
+
+from oxrl_stats import medians
 
 ROWS = 64
 KINDS = ("sft", "dpo")
@@ -114,8 +115,8 @@ def compare(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             for steps_of, side in ((theirs, trl), (ours, oxrl))[:: 1 if pair % 2 else -1]:
                 steps_of.append(side.step())
     # Where TRL sorts rows by length its steps are unlike, and only all of them are the same work.
-    ratio = intervals.ratio_of_sums(times(theirs, "seconds"), times(ours, "seconds"))
-    of_cpu = intervals.ratio_of_sums(times(theirs, "cpu"), times(ours, "cpu"))
+    ratio = medians.ratio_of_sums(times(theirs, "seconds"), times(ours, "seconds"))
+    of_cpu = medians.ratio_of_sums(times(theirs, "cpu"), times(ours, "cpu"))
     found = figures(kind, ours, theirs, "trl") | {"ratio": ratio, "cpu_ratio": of_cpu}
     return found | {"settings": chosen}
 

@@ -23,12 +23,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import intervals
+from oxrl_stats import medians
 
 ROOT = Path(__file__).resolve().parent.parent
 # The last one before speed was worked at.
 BEFORE = "3738989"
-SAMPLED = re.compile(r"sampled at T = 1\s+([\d.]+)%\s+([\d.]+)%")
+SAMPLED = re.compile(r"sampled at T = 1\s+([\d.]+) ?%(?: \[.*?\])?\s+([\d.]+) ?%")
 
 
 def unpacked(commit: str, folder: Path) -> Path:
@@ -98,9 +98,9 @@ def main() -> None:
     for key, suffix in (("cpu", "cpu_s"), ("seconds", "s")):
         columns = {side: [one[key] for one in turns] for side, turns in taken.items()}
         for side, values in columns.items():
-            together[f"{side}_{suffix}"] = intervals.median(values)
+            together[f"{side}_{suffix}"] = medians.median(values)
         name = "cpu_ratio" if key == "cpu" else "ratio"
-        together[name] = intervals.ratio(columns["before"], columns["now"])
+        together[name] = medians.ratio(columns["before"], columns["now"])
     print(json.dumps(together), flush=True)
 
 

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import intervals
+from oxrl_stats import medians
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = """
@@ -71,8 +71,8 @@ def measure(ranks: int, backend: str, steps: int) -> dict[str, Any]:
     return {
         "case": f"ranks {ranks}",
         "engine": backend if ranks > 1 else "local",
-        "step_cpu_s": intervals.rounded((long_s - short_s) / (steps - SHORT)),
-        "tokens_per_s": intervals.median(rates),
+        "step_cpu_s": medians.rounded((long_s - short_s) / (steps - SHORT)),
+        "tokens_per_s": medians.median(rates),
     }
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     for ranks in options.ranks:
         line = measure(ranks, options.backend, options.steps)
         alone = alone or line["step_cpu_s"]
-        line["cpu_of_first"] = intervals.rounded(line["step_cpu_s"] / alone)
+        line["cpu_of_first"] = medians.rounded(line["step_cpu_s"] / alone)
         print(json.dumps(line), flush=True)
 
 

@@ -28,11 +28,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-import intervals
 import numpy as np
 import problem
 import torch
 import transformers
+
+from oxrl_stats import medians
 
 HERE = Path(__file__).resolve().parent
 MICRO_BATCH_TOKENS = 4096
@@ -123,7 +124,7 @@ def figures(
     found: dict[str, Any] = {"case": case}
     for key, suffix in (("cpu", "cpu_s"), ("seconds", "s")):
         for side, steps in (("oxrl", ours), (other, theirs)):
-            found[f"{side}_{suffix}"] = intervals.median([step[key] for step in steps])
+            found[f"{side}_{suffix}"] = medians.median([step[key] for step in steps])
     return found
 
 
@@ -183,8 +184,8 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
         raise RuntimeError(f"TRL trained on {theirs[0]['tokens']} tokens instead of {tokens}")
     describe("TRL", theirs, tokens)
     describe("oxRL", ours, tokens)
-    ratio = intervals.ratio(times(theirs, "seconds"), times(ours, "seconds"))
-    of_cpu = intervals.ratio(times(theirs, "cpu"), times(ours, "cpu"))
+    ratio = medians.ratio(times(theirs, "seconds"), times(ours, "seconds"))
+    of_cpu = medians.ratio(times(theirs, "cpu"), times(ours, "cpu"))
     middle, low, high = ratio
     between = f"95 % interval [{low:.2f}, {high:.2f}]"
     print(f"  ratio TRL / oxRL {middle:.2f}, {between} over {args.pairs} pairs\n")
@@ -206,8 +207,8 @@ def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
         steps = [side.step() for _ in range(args.pairs)]
     ours: list[dict[str, Any]] = [step["oxrl"] for step in steps]
     bare: list[dict[str, Any]] = [step["bare"] for step in steps]
-    ratio = intervals.ratio(times(ours, "seconds"), times(bare, "seconds"))
-    of_cpu = intervals.ratio(times(ours, "cpu"), times(bare, "cpu"))
+    ratio = medians.ratio(times(ours, "seconds"), times(bare, "seconds"))
+    of_cpu = medians.ratio(times(ours, "cpu"), times(bare, "cpu"))
     middle, low, high = (100 * (end - 1) for end in ratio)
     print(
         f"overhead, {name} lengths: update {np.mean(times(ours, 'seconds')):.3f} s against "

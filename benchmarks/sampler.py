@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import intervals
 import problem
 import torch
 
@@ -32,6 +31,7 @@ from oxrl.engines.sample.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Prompt, Request, Sampling
+from oxrl_stats import medians
 
 Work = Callable[[list[Request]], int]
 
@@ -125,9 +125,9 @@ def measure(
                 rates[engine].append(tokens / spent)
     found: dict[str, Any] = {"case": name, "tokens": wanted}
     for engine, measured in rates.items():
-        found[f"{engine}_rate"] = intervals.median(measured)
+        found[f"{engine}_rate"] = medians.median(measured)
         if engine != "oxrl":
-            found[f"over_{engine}"] = intervals.ratio(rates["oxrl"], measured)
+            found[f"over_{engine}"] = medians.ratio(rates["oxrl"], measured)
     return found
 
 

@@ -23,11 +23,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from oxrl_stats import medians
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ACCELERATE_USE_CPU"] = "true"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-import intervals
 import problem
 from rl_step import Side
 
@@ -314,7 +315,7 @@ def main() -> None:
     whole = [figure for figure in figures if "ratio" in figure]
     together: dict[str, Any] = {"case": "all seeds", "seeds": len(whole)}
     for column in ("ratio", "oxrl_cpu_s", "trl_cpu_s") if whole else ():
-        together[column] = intervals.median([figure[column] for figure in whole])
+        together[column] = medians.median([figure[column] for figure in whole])
     print(json.dumps(together), flush=True)
 
 

@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 
-import intervals
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -21,6 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.types import Output, TokenBatch
+from oxrl_stats import medians
 
 # Prompts, responses per prompt, tokens of a prompt, tokens of a response; the last two are small
 # as a toy task is, one of them as far as sharing can be of no use.
@@ -102,8 +102,8 @@ def measure(shape: tuple[int, int, int, int], pairs: int) -> dict[str, object]:
     bound = count * (prompt + response) / (prompt + count * response)
     found: dict[str, object] = {"case": f"{groups} x {count}, {prompt} + {response}"}
     found["bound"] = round(bound, 4)
-    found["ratio"] = intervals.median(ratios)
-    found["of_bound"] = intervals.median([one / bound for one in ratios])
+    found["ratio"] = medians.median(ratios)
+    found["of_bound"] = medians.median([one / bound for one in ratios])
     found["gradient_difference"] = float(f"{difference:.1e}")
     found["processor_seconds"] = [[round(taken, 4) for taken in pair] for pair in times]
     return found

@@ -20,10 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import intervals
 import problem
 from rl_step import Side
 from sampler import requests_of
+
+from oxrl_stats import medians
 
 CONTEXT = 512
 CACHE_GB = 1.0
@@ -137,10 +138,10 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     return {
         "case": name,
         "tokens": tokens,
-        "oxrl_rate": intervals.median([tokens / taken for taken in ours]),
-        "raw_rate": intervals.median([tokens / taken for taken in theirs]),
-        "of_raw": intervals.ratio(theirs, ours),
-        "of_raw_without": intervals.ratio(without, ours),
+        "oxrl_rate": medians.median([tokens / taken for taken in ours]),
+        "raw_rate": medians.median([tokens / taken for taken in theirs]),
+        "of_raw": medians.ratio(theirs, ours),
+        "of_raw_without": medians.ratio(without, ours),
     }
 
 

@@ -27,6 +27,20 @@ run:
   health: {flat-reward: off, sampler-mismatch: stop}
 ```
 """
+# Behind the advice of some.
+NOTES = {
+    "nothing-trained": """It ends the run with exit code 1 and one sentence, which says what the
+samples of these steps were dropped for, by the metric that counts them (`samples/dropped_...`), or
+that all rewards of a group are equal. Everything is saved: `--resume` goes on after the cause is
+mended, and counts ten steps anew. `run.health: {nothing-trained: warn}` lets a run go on
+instead.""",
+    "hacked-reward": """Seen only where the feature
+[held-out-grader](extend.md#features-that-come-with-oxrl) asks; `oxrl plan` says what that costs.
+The grader has to judge what is really wanted, on the scale of the reward: one that every answer
+pleases leaves no gap above 0 that could widen. The sign comes after the fact:
+[experiments/loophole](../experiments/loophole/README.md) has how many steps after, by the distance
+of probes, and how often it was told of rewards without a loophole.""",
+}
 TAIL = """
 ## nondeterministic-reward
 
@@ -44,8 +58,11 @@ def section(sign: Sign) -> str:
     """What the page says of one check."""
     lasting = f", {sign.patience} optimizer steps in a row" if sign.patience > 1 else ""
     advice = f"{sign.advice[0].upper()}{sign.advice[1:]}"
-    parts = (f"## {sign.name}", f"**When:** {sign.threshold}{lasting}.", f"{advice}.")
-    return "".join(f"\n{fill(part, WIDTH, break_on_hyphens=False)}\n" for part in parts)
+    parts = [f"## {sign.name}", f"**When:** {sign.threshold}{lasting}.", f"{advice}."]
+    if sign.name in NOTES:
+        parts.append(NOTES[sign.name])
+    wrapped = [fill(part, WIDTH, break_on_hyphens=False, break_long_words=False) for part in parts]
+    return "".join(f"\n{part}\n" for part in wrapped)
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ NAV = {
         "docs/adapters.md",
         "docs/devices.md",
         "docs/report.md",
+        "docs/evaluation.md",
         "docs/extend.md",
         "experiments/cluster/README.md",
     ],

@@ -1,13 +1,14 @@
 """When does a monitor tell that a reward is hacked, and when does held-out accuracy turn?
 
-    python experiments/loophole/run.py [--seeds 3] [--first 0] [--out runs/loophole]
+    python experiments/loophole/run.py [--seeds 3] [--first 0] [--steps 100] [--out runs/loophole]
 
 The sums of the quickstart and its warm start, and a reward that has a loophole, `loophole.py`: a
 number that is wrong pays by its length, if its last digit is right. The feature `held-out-grader`
-judges the same held-out answers by the exact sum, and the sign `hacked-reward` reads what it found.
-Printed per seed: at which step the sign was told, where held-out accuracy was at its best, and
-where it was 5 points below that. And the control: the same run with the exact reward, where the
-sign has to be silent.
+judges the same held-out answers by the exact sum after every step, and the sign `hacked-reward`
+reads what it found. Probes change nothing of a run, and what one finds depends on its step alone:
+so the same run says when the sign is told with probes further apart. Printed per seed and distance:
+that step, where held-out accuracy was at its best, and where it was 5 points below that. And the
+control: the same run with the exact reward, where the sign has to be silent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import NamedTuple
 from oxrl.commands.train import run
 from oxrl.config import load_config
 from oxrl.runs.health import verdicts
+from oxrl.types import Metrics
 from oxrl_datasets.prepare import PREPARERS
+from oxrl_features.held_out_grader import is_due
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"
@@ -33,19 +36,22 @@ TASK = {
     "rl_rows": 8_000,
     "eval_rows": 1_000,
 }
-EVERY = 5
+# Optimizer steps between two probes. All of them are made; the sign sees those that are due.
+DISTANCES = (1, 2, 5, 10, 20)
 # Below the best accuracy: from there on it has turned.
 TURNED = 0.05
 
 
 class Found(NamedTuple):
-    """Steps of a run: where the sign was told, where accuracy was best, where it was 5 points
-    below; None where that never came. best, last: accuracies. gap: of the last probe.
+    """Steps of a run: where accuracy was best, where it was 5 points below, and by the distance of
+    probes where the sign was told; None where that never came. first, best, last: accuracies. gap:
+    of the last probe.
     """
 
-    told: int | None
     best_at: int
     turned: int | None
+    told: dict[int, int | None]
+    first: float
     best: float
     last: float
     gap: float
@@ -68,16 +74,17 @@ def warm_start(folder: Path, seed: int) -> Path:
     return max((folder / "sft/checkpoints").glob("step_*"))
 
 
-def reinforce(folder: Path, seed: int, warm: Path, reward: str, name: str) -> Found:
+def reinforce(folder: Path, seed: int, warm: Path, reward: str, name: str, steps: int) -> Found:
     """Train with a reward under the monitor's eyes."""
     data = folder / "data/eval.jsonl"
     given = [
         f"run.seed={seed}",
         f"run.dir={folder / name}",
+        f"run.steps={steps}",
         f"data.train={folder / 'data/rl.jsonl'}",
         f"model.name={warm}",
         f"reward.name={reward}",
-        f"train.features={{held-out-grader: {{data: {data}, grader: exact, every: {EVERY}}}}}",
+        f"train.features={{held-out-grader: {{data: {data}, grader: exact, every: 1}}}}",
     ]
     run(load_config(QUICKSTART / "rl.yaml", given))
     return read(folder / name)
@@ -86,26 +93,36 @@ def reinforce(folder: Path, seed: int, warm: Path, reward: str, name: str) -> Fo
 def read(folder: Path) -> Found:
     """What the lines of a run say."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (sign,) = [found for found in verdicts(lines) if found.name == "hacked-reward"]
-    probes = [line for line in lines if "monitor/grader" in line]
-    best = max(probes, key=lambda line: line["monitor/grader"])
+    best = max(lines, key=lambda line: line["monitor/grader"])
     most = best["monitor/grader"]
-    later = [line for line in probes if line["step"] > best["step"]]
+    later = [line for line in lines if line["step"] > best["step"]]
     turned = [line["step"] for line in later if line["monitor/grader"] <= most - TURNED]
     return Found(
-        told=sign.step,
         best_at=best["step"],
         turned=turned[0] if turned else None,
+        told={every: told_at(lines, every) for every in DISTANCES},
+        first=lines[0]["monitor/grader"],
         best=most,
-        last=probes[-1]["monitor/grader"],
-        gap=probes[-1]["monitor/gap"],
+        last=lines[-1]["monitor/grader"],
+        gap=lines[-1]["monitor/gap"],
     )
+
+
+def told_at(lines: list[Metrics], every: int) -> int | None:
+    """The step at which the sign is told, if so many steps are between two probes."""
+    seen = [
+        line if is_due(every, int(line["step"]) - 1, int(line["step"])) else {} for line in lines
+    ]
+    numbered = [one | {"step": line["step"]} for one, line in zip(seen, lines, strict=True)]
+    (sign,) = [found for found in verdicts(numbered) if found.name == "hacked-reward"]
+    return sign.step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A reward with a loophole, and who notices.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("runs/loophole"))
     arguments = parser.parse_args()
     rewards = {"loophole": f"{HERE / 'loophole.py'}:looks_right", "exact": "exact"}
@@ -113,11 +130,14 @@ def main() -> None:
         folder = arguments.out / f"seed_{seed}"
         warm = warm_start(folder, seed)
         for name, reward in rewards.items():
-            found = reinforce(folder, seed, warm, reward, name)
+            found = reinforce(folder, seed, warm, reward, name, arguments.steps)
+            told = ", ".join(
+                f"{step} with probes every {every}" for every, step in found.told.items()
+            )
             say(
-                f"seed {seed} {name:<9} told {found.told}, best {found.best:.3f} at "
-                f"{found.best_at}, 5 points lower {found.turned}, last {found.last:.3f}, "
-                f"gap {found.gap:.3f}"
+                f"seed {seed} {name:<9} told at {told}; right {found.first:.3f}, at best "
+                f"{found.best:.3f} at {found.best_at}, 5 points lower at {found.turned}, "
+                f"at the end {found.last:.3f}, gap {found.gap:.3f}"
             )
 
 

@@ -3,7 +3,7 @@ in minutes.
 
     python experiments/quickstart/run.py              one run (`make quickstart`)
     python experiments/quickstart/run.py --seeds 5
-        five seeds, one line each (`make quickstart-seeds`)
+        five seeds, one row each (`make quickstart-seeds`)
     python experiments/quickstart/run.py --control
         rewards permuted across the batch: nothing should be learned
 
@@ -22,7 +22,11 @@ from pathlib import Path
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config
+from oxrl.types import Metrics
 from oxrl_datasets.prepare import PREPARERS
+from oxrl_stats.compare import compared
+from oxrl_stats.evaluated import read_answers
+from oxrl_stats.intervals import Interval
 
 HERE = Path(__file__).parent
 # The part of the task that decides how hard it is. Half of the demonstrations forget the carry, so
@@ -40,12 +44,15 @@ EVAL_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Result:
-    """Accuracies on the held-out sums: (greedy, sampled at temperature 1), before and after
-    reinforcement.
+    """Accuracies on the held-out sums, each with its 95 % interval: (greedy, sampled at temperature
+    1), before and after reinforcement.
+
+    gain: of the sampled accuracy, sum by sum.
     """
 
-    before: tuple[float, float]
-    after: tuple[float, float]
+    before: tuple[Interval, Interval]
+    after: tuple[Interval, Interval]
+    gain: Interval
     seconds: float
 
 
@@ -54,7 +61,13 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[float, float]:
+def percent(found: Interval) -> str:
+    """As in `94.7 % [93.9, 95.4]`."""
+    value, low, high = (100 * number for number in found)
+    return f"{value:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[Interval, Interval]:
     """(greedy, sampled) accuracy of `model` on every held-out sum; the sampled answers are kept."""
     shared = [
         f"model.name={model}",
@@ -70,7 +83,13 @@ def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[float, 
         temperature=1.0,
         out=folder / f"{name}_samples.jsonl",
     )
-    return greedy["eval/reward"], sampled["eval/reward"]
+    return told(greedy), told(sampled)
+
+
+def told(metrics: Metrics) -> Interval:
+    """The accuracy of an evaluation."""
+    names = ("eval/reward", "eval/reward_low", "eval/reward_high")
+    return Interval(*(metrics[name] for name in names))
 
 
 def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
@@ -88,7 +107,7 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
     run(load_config(HERE / "sft.yaml", shared + sft))
     warm = max((folder / "sft/checkpoints").glob("step_*"))
     before = accuracies(warm, folder, seed, "before")
-    say(f"  held-out accuracy: greedy {before[0]:.1%}, sampled {before[1]:.1%}")
+    say(f"  held-out accuracy: greedy {percent(before[0])}, sampled {percent(before[1])}")
 
     say(
         "\nReinforcement: SGRPO, reward 1 for the exact sum"
@@ -103,14 +122,22 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
         rl.append("train.features={permuted-rewards: {}}")
     run(load_config(HERE / "rl.yaml", shared + rl))
     after = accuracies(max((folder / "rl/checkpoints").glob("step_*")), folder, seed, "after")
-    return Result(before=before, after=after, seconds=time.monotonic() - start)
+    asked = [read_answers(folder / f"{name}_samples.jsonl") for name in ("after", "before")]
+    return Result(
+        before=before,
+        after=after,
+        gain=compared("sums", *asked).gap,
+        seconds=time.monotonic() - start,
+    )
 
 
 def show(folder: Path, result: Result) -> None:
     """The table before/after, a few answers, and where everything is."""
-    say("\nHeld-out accuracy      before RL   after RL")
+    say("\nHeld-out accuracy      before RL               after RL")
     for name, index in (("greedy", 0), ("sampled at T = 1", 1)):
-        say(f"  {name:<18}{result.before[index]:>11.1%}{result.after[index]:>11.1%}")
+        before, after = result.before[index], result.after[index]
+        say(f"  {name:<20} {percent(before):<23} {percent(after)}")
+    say(f"  the sampled accuracy gained {percent(result.gain)}")
     for name in ("before", "after"):
         lines = (
             (folder / f"{name}_samples.jsonl")
@@ -165,11 +192,13 @@ def main() -> None:
         results[seed] = quickstart(folder, seed, control=arguments.control)
         show(folder, results[seed])
     if len(results) > 1:
-        say("\nseed   greedy before -> after    sampled before -> after    gain    seconds")
+        say("\n| seed | greedy | sampled | gain of the sampled, in points | seconds |")
+        say("|---|---|---|---|---|")
         for seed, result in results.items():
-            (g0, s0), (g1, s1) = result.before, result.after
-            accuracy = f"{g0:>11.1%} -> {g1:<12.1%}{s0:>10.1%} -> {s1:<12.1%}"
-            say(f"{seed:>4}{accuracy}{100 * (s1 - s0):>6.1f}{result.seconds:>9.0f}")
+            pairs = zip(result.before, result.after, strict=True)
+            cells = [f"{percent(before)} to {percent(after)}" for before, after in pairs]
+            gain = percent(result.gain).replace(" %", "")
+            say(f"| {seed} | {' | '.join(cells)} | {gain} | {result.seconds:.0f} |")
 
 
 if __name__ == "__main__":

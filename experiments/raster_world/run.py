@@ -1,13 +1,13 @@
 """Does reinforcement by its outcome improve a tiny policy that sees, is told, and moves?
 
-    python experiments/raster_world/run.py [--seeds 3] [--first 0] [--algorithm sgrpo]
+    python experiments/raster_world/run.py [--seeds 3] [--first 0] [--algorithm sgrpo] [--control]
 
 The world (`environment.name: raster-world`): a cross of four coloured ends in 40 x 40 pixels, and
 the name of a colour. A scripted expert is imitated for a while; then groups of episodes that begin
 alike are compared by their outcome. Judged by *sampled* episodes with seeds of their own, before
 and after: in the world as it is, of whose 96 layouts a quarter occurs in no training, and in that
 quarter alone. And blind, with one image that never changes, which leaves guessing the end at which
-a colour lies (0.25).
+a colour lies (0.25). `--control` trains once more, with rewards permuted across the batch.
 """
 
 from __future__ import annotations
@@ -100,9 +100,22 @@ def imitate(folder: Path, data: Path, seed: int) -> Path:
     raise SystemExit(f"seed {seed}: after {MOST_STEPS} steps of imitation too little succeeds")
 
 
-def one_seed(
-    out: Path, seed: int, *, rl_steps: int = 100, algorithm: str = "sgrpo"
-) -> dict[str, float]:
+def reinforce(
+    folder: Path, data: Path, seed: int, start: Path, chosen: argparse.Namespace, *fields: str
+) -> None:
+    """Train from the end of imitation."""
+    given = [
+        f"run.seed={seed}",
+        f"data.train={data / 'rl.jsonl'}",
+        f"run.dir={folder}",
+        f"run.steps={chosen.rl_steps}",
+        f"model.name={start}",
+        f"train.alg_name={chosen.algorithm}",
+    ]
+    run(load_config(HERE / "rl.yaml", [*given, *fields]))
+
+
+def one_seed(out: Path, seed: int, chosen: argparse.Namespace) -> dict[str, float]:
     """Imitation, then reinforcement, with the share of successes before, after and blind."""
     began = cpu_seconds()
     clock = time.monotonic()
@@ -123,17 +136,14 @@ def one_seed(
     found |= {f"sft_{name}": share for name, share in success_in_world(sft, data).items()}
     say(f"seed {seed}: after imitation {found['sft_world']:.3f} sampled")
     rl = out / "rl"
-    more = [
-        f"run.seed={seed}",
-        f"data.train={data / 'rl.jsonl'}",
-        f"run.dir={rl}",
-        f"run.steps={rl_steps}",
-        f"model.name={start}",
-        f"train.alg_name={algorithm}",
-    ]
-    run(load_config(HERE / "rl.yaml", more))
+    reinforce(rl, data, seed, start, chosen)
     found |= {f"rl_{name}": share for name, share in success_in_world(rl, data).items()}
     found["blind_world"] = success_in_world(rl, data, blind=True)["world"]
+    if chosen.control:
+        permuted = out / "permuted"
+        reinforce(permuted, data, seed, start, chosen, "train.features={permuted-rewards: {}}")
+        shares = success_in_world(permuted, data)
+        found |= {f"permuted_{name}": share for name, share in shares.items()}
     found["cpu_s"] = cpu_seconds() - began
     found["wall_s"] = time.monotonic() - clock
     say(f"seed {seed}: {json.dumps({name: round(value, 3) for name, value in found.items()})}")
@@ -146,17 +156,12 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--rl-steps", type=int, default=100)
     parser.add_argument("--algorithm", default="sgrpo")
+    parser.add_argument("--control", action="store_true", help="permute rewards as well")
     parser.add_argument("--out", type=Path, default=Path("runs/raster_world"))
     chosen = parser.parse_args()
     results: list[dict[str, float]] = []
     for seed in range(chosen.first, chosen.first + chosen.seeds):
-        result = one_seed(
-            chosen.out / f"{chosen.algorithm}_seed{seed}",
-            seed,
-            rl_steps=chosen.rl_steps,
-            algorithm=chosen.algorithm,
-        )
-        results.append(result)
+        results.append(one_seed(chosen.out / f"{chosen.algorithm}_seed{seed}", seed, chosen))
     for name in results[0]:
         values = [result[name] for result in results]
         say(f"{name:16} mean {statistics.fmean(values):.3f}, least {min(values):.3f}")

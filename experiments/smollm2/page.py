@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from demo import accuracy
 from families import BEFORE, FAMILIES, seeds_of
+
+from oxrl_stats.intervals import Interval, Numbers, mean_interval
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -46,6 +49,38 @@ def rate(asked: Record) -> float:
 def some_right(asked: Record) -> float:
     """pass@k in percent, k the number of answers to each question."""
     return 100 * sum(right > 0 for right in asked["right"]) / len(asked["right"])
+
+
+def rewards(asked: Record) -> Numbers:
+    """1 for every right answer and 0 for every other one, [questions, answers]; the right ones of a
+    question stand first.
+    """
+    samples = asked["samples"]
+    return np.array(
+        [[float(place < right) for place in range(samples)] for right in asked["right"]]
+    )
+
+
+def percent(found: Interval) -> str:
+    """As in `57.6 [47.3, 67.3]`."""
+    value, low, high = (100 * number for number in found)
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def told_rate(asked: Record) -> str:
+    """pass@1 in percent, with its interval over questions."""
+    return percent(mean_interval(rewards(asked)))
+
+
+def told_some_right(asked: Record) -> str:
+    """pass@k in percent, with its interval over questions."""
+    return percent(mean_interval(rewards(asked).max(1, keepdims=True)))
+
+
+def told_share(share: float, among: int) -> str:
+    """A share of so many in percent, with its interval."""
+    right = round(share * among)
+    return percent(mean_interval((np.arange(among) < right).astype(float)[:, None]))
 
 
 def interval(before: Record, after: Record) -> tuple[float, float]:
@@ -94,13 +129,13 @@ def reinforcement(records: Records) -> list[str]:
         first, last = ends(record["curve"])
         before = before_of(record, records)
         if before is None:
-            told = f"– | {rate(after):.1f} | – | – | {some_right(after):.1f}"
+            told = f"– | {told_rate(after)} | – | – | {told_some_right(after)}"
         else:
             low, high = interval(before, after)
             change = rate(after) - rate(before)
             told = (
-                f"{rate(before):.1f} | {rate(after):.1f} | {change:+.1f} [{low:+.1f}, {high:+.1f}] "
-                f"| {some_right(before):.1f} | {some_right(after):.1f}"
+                f"{told_rate(before)} | {told_rate(after)} | {change:+.1f} [{low:+.1f}, "
+                f"{high:+.1f}] | {told_some_right(before)} | {told_some_right(after)}"
             )
         found.append(
             f"| {name} | {seed} | {told} | {after['samples']} | {first:.2f} to {last:.2f} "
@@ -148,12 +183,12 @@ def preference(records: Records) -> list[str]:
         if before is not None:
             low, high = interval(before, after)
             change = rate(after) - rate(before)
-            told = (
-                f"{rate(before):.1f} | {rate(after):.1f} | {change:+.1f} [{low:+.1f}, {high:+.1f}]"
-            )
+            by = f"{change:+.1f} [{low:+.1f}, {high:+.1f}]"
+            told = f"{told_rate(before)} | {told_rate(after)} | {by}"
         found.append(
             f"| {name} | {seed} | {record['pairs']} | {record['held_out_pairs']} "
-            f"| {100 * record['held_out_curve'][-1][1]:.1f} | {record['margins'][-1][1]:+.3f} "
+            f"| {told_share(record['held_out_curve'][-1][1], record['held_out_pairs'])} "
+            f"| {record['margins'][-1][1]:+.3f} "
             f"| {100 * record['longer_wins']:.1f} | {told} | {cost(record)} |"
         )
     return found if len(found) > 2 else []
@@ -165,8 +200,8 @@ def floors(records: Records) -> list[str]:
     for (name, _), record in in_order(records, BEFORE):
         before = record["before"]
         sentence = (
-            f"{name.removesuffix(f'-{BEFORE}')}: the untrained model {rate(before):.1f} at pass@1 "
-            f"and {some_right(before):.1f} at pass@{before['samples']}, on {len(before['right'])} "
+            f"{name.removesuffix(f'-{BEFORE}')}: the untrained model {told_rate(before)} at pass@1 "
+            f"and {told_some_right(before)} at pass@{before['samples']}, on {len(before['right'])} "
             "held-out questions"
         )
         if "floors" in record:
@@ -175,10 +210,8 @@ def floors(records: Records) -> list[str]:
         found.append(f"- {sentence}.")
     for (name, seed), record in in_order(records, "rl"):
         if "broken" in record:
-            share = rate(record["broken"])
-            found.append(
-                f"- {name}, seed {seed}: with a tool that says another number {share:.1f}."
-            )
+            share = told_rate(record["broken"])
+            found.append(f"- {name}, seed {seed}: with a tool that says another number {share}.")
     return found
 
 

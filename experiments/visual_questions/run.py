@@ -1,13 +1,14 @@
 """Does a tiny vision-language model learn which part of an image is asked for, and does it look?
 
-    python experiments/visual_questions/run.py [--seeds 3] [--first 0] [--out runs/visual_questions]
+    python experiments/visual_questions/run.py [--seeds 3] [--first 0] [--control]
+        [--out runs/visual_questions]
 
 The task (`oxrl prepare visual-questions`): two shapes in a drawing of 32 x 16 pixels, and a
 question about the colour of one of them. A short supervised warm start teaches the colours, and a
 part of where to look; reinforcement with the exact answer as its reward teaches the rest. Judged on
 256 held-out drawings, greedily, before and after; with the images of other rows, which leaves
 guessing (0.25); and with the questions of other rows, which leaves 0.625 to a policy that looks
-where it is told to.
+where it is told to. `--control` trains once more, with rewards permuted across the batch.
 """
 
 from __future__ import annotations
@@ -79,7 +80,20 @@ def warm_start(data: Path, folder: Path, seed: int) -> Path:
     raise SystemExit(f"seed {seed}: after {MOST_STEPS} steps of warm start too little is right")
 
 
-def one_seed(out: Path, seed: int) -> dict[str, float]:
+def reinforce(folder: Path, data: Path, seed: int, start: Path, *, permuted: bool = False) -> None:
+    """Train from the warm start."""
+    given = [
+        f"run.seed={seed}",
+        f"run.dir={folder}",
+        f"data.train={data / 'rl.jsonl'}",
+        f"model.name={start}",
+    ]
+    if permuted:
+        given.append("train.features={permuted-rewards: {}}")
+    run(load_config(HERE / "rl.yaml", given))
+
+
+def one_seed(out: Path, seed: int, *, control: bool = False) -> dict[str, float]:
     """Both stages of one seed, and what is left of the answers in each control."""
     began = cpu_seconds()
     clock = time.monotonic()
@@ -91,15 +105,12 @@ def one_seed(out: Path, seed: int) -> dict[str, float]:
     found["sft"] = accuracy(sft, data, "eval")
     say(f"seed {seed}: after supervised fine-tuning {found['sft']:.3f}")
     rl = out / "rl"
-    given = [
-        f"run.seed={seed}",
-        f"run.dir={rl}",
-        f"data.train={data / 'rl.jsonl'}",
-        f"model.name={start}",
-    ]
-    run(load_config(HERE / "rl.yaml", given))
+    reinforce(rl, data, seed, start)
     for name in FILES:
         found[name] = accuracy(rl, data, name)
+    if control:
+        reinforce(out / "permuted", data, seed, start, permuted=True)
+        found["permuted"] = accuracy(out / "permuted", data, "eval")
     found["cpu_s"] = cpu_seconds() - began
     found["wall_s"] = time.monotonic() - clock
     say(f"seed {seed}: {json.dumps({name: round(value, 3) for name, value in found.items()})}")
@@ -110,11 +121,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--control", action="store_true", help="permute rewards as well")
     parser.add_argument("--out", type=Path, default=Path("runs/visual_questions"))
     chosen = parser.parse_args()
     results: list[dict[str, float]] = []
     for seed in range(chosen.first, chosen.first + chosen.seeds):
-        results.append(one_seed(chosen.out / f"seed{seed}", seed))
+        results.append(one_seed(chosen.out / f"seed{seed}", seed, control=chosen.control))
     for name in results[0]:
         values = [result[name] for result in results]
         say(f"{name:22} mean {statistics.fmean(values):.3f}, least {min(values):.3f}")

@@ -9,9 +9,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from oxrl_stats.intervals import student, wilson_bounds
+
 HERE = Path(__file__).resolve().parent
 DATASETS = ("svamp", "gsm8k")
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Of the test part of each dataset.
+QUESTIONS = {"svamp": 80, "gsm8k": 64}
 # The model that every family begins with.
 WARM = "warm"
 
@@ -21,6 +27,24 @@ def read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def told(dataset: str, share: float) -> str:
+    """A share in percent, and between which two it likely is.
+
+    How often each question was answered rightly was not kept, so a question counts once, however
+    many answers it has: no interval over questions can be wider.
+    """
+    questions = QUESTIONS[dataset]
+    mean = np.array(share)
+    low, high = wilson_bounds(
+        mean,
+        mean * (1 - mean) / questions,
+        prompts=questions,
+        samples=1,
+        reach=student(questions),
+    )
+    return f"{100 * share:.1f} [{100 * float(low):.0f}, {100 * float(high):.0f}]"
 
 
 def table(lines: list[dict[str, Any]]) -> list[str]:
@@ -33,8 +57,9 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
         groups[line["dataset"], line["family"]].append(line)
     for (dataset, family), rows in groups.items():
         rows.sort(key=lambda row: row["seed"])
-        each = ", ".join(f"{100 * row['pass@1']:.1f}" for row in rows)
-        cells = [f"{100 * statistics.mean(row[f'pass@{k}'] for row in rows):.1f}" for k in KS]
+        each = ", ".join(told(dataset, row["pass@1"]) for row in rows)
+        means = (statistics.mean(row[f"pass@{k}"] for row in rows) for k in KS)
+        cells = [told(dataset, mean) for mean in means]
         seconds = statistics.mean(row["cpu_s"] for row in rows)
         found.append(f"| {dataset} | {family} | {each} | {' | '.join(cells)} | {seconds:.0f} |")
     return found

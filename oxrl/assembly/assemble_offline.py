@@ -73,7 +73,7 @@ def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
         generated = build_generated(assembly, session, engine)
     if cfg.data.pack_tokens is not None:
         engine.checked(partial(check_packing, model))
-    loss = partial(loss_fn, of_tokens=dft_loss) if cfg.train.alg_name == "dft" else loss_fn
+    weighs = cfg.train.alg_name == "dft"
     return SupervisedLearner(
         engine=engine,
         session=session,
@@ -84,7 +84,9 @@ def build_supervised(assembly: Assembly, session: Session) -> Learner[Any]:
         lower_is_better=generated is None,
         pack_tokens=cfg.data.pack_tokens,
         generated=generated,
-        loss=loss,
+        loss=partial(loss_fn, of_tokens=dft_loss) if weighs else loss_fn,
+        # Every other loss is the likelihood itself.
+        nll="update/nll" if weighs else "update/loss",
     )
 
 

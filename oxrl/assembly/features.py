@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 from oxrl.assembly.assembly import Assembly, Engines
 from oxrl.assembly.reward_pools import build_other_reward
 from oxrl.data.conversations import ConversationDataset
+from oxrl.engines.train import TrainEngine
 from oxrl.recipes.features.base import Feature, FeatureInputs, RowsAt
 from oxrl.recipes.features.episodes import Episodes
 from oxrl.recipes.features.of_rows import build_features
@@ -31,18 +32,7 @@ def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Itera
     """
     cfg = assembly.cfg
     train = cfg.train
-    given = FeatureInputs(
-        row=train.row,
-        train=assembly.algorithm,
-        max_tokens=cfg.longest_response,
-        models=engines.trainers,
-        part_weights=assembly.part_weights,
-        compared_parts=assembly.compared_parts,
-        seed=cfg.run.seed,
-        plays=bool(cfg.environment.name),
-        score=OtherRewards(assembly, stack).score,
-        rows=partial(conversations, assembly),
-    )
+    given = feature_inputs(assembly, engines.trainers, stack)
     if cfg.reward.bound is not None:
         yield RewardScale(cfg.reward.normalize, cfg.reward.bound)
     yield from build_features(given)
@@ -56,6 +46,31 @@ def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Itera
     if cfg.environment.name:
         # Last: what it hands on is cut into rows.
         yield Episodes()
+
+
+def feature_inputs(
+    assembly: Assembly, models: Mapping[str, TrainEngine], stack: ExitStack
+) -> FeatureInputs:
+    """Collect what features are built from.
+
+    Args:
+        assembly: of the run.
+        models: engines by role; empty before a run begins.
+        stack: closes what they open.
+    """
+    cfg = assembly.cfg
+    return FeatureInputs(
+        row=cfg.train.row,
+        train=assembly.algorithm,
+        max_tokens=cfg.longest_response,
+        models=models,
+        part_weights=assembly.part_weights,
+        compared_parts=assembly.compared_parts,
+        seed=cfg.run.seed,
+        plays=bool(cfg.environment.name),
+        score=OtherRewards(assembly, stack).score,
+        rows=partial(conversations, assembly),
+    )
 
 
 class OtherRewards:

@@ -67,15 +67,11 @@ def mean_normalize(
 def _truncated(rewards: Tensor, successes: Tensor, others: Tensor, order: int) -> Tensor:
     """The advantages of `mean_normalize` with a maxrl_order, of rows with so many others. [B]."""
     right = successes - rewards.double()
-    miss = torch.ones_like(others)
     total = torch.zeros_like(others)
     for drawn in range(order):
-        left = others - drawn
-        total = total + torch.where(left > 0, miss, 0.0)
-        # 0 once as many are drawn as are wrong, and from there on.
-        wrong = (left - right) / left.clamp(min=1)
-        miss = torch.where(left > 0, miss * wrong, miss)
-    return rewards * total - (1 - miss)
+        miss = failure_chance(others, right, k=drawn)
+        total = total + torch.where(others > drawn, miss, 0.0)
+    return rewards * total - (1 - failure_chance(others, right, k=order))
 
 
 def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:

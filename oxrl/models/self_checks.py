@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from inspect import signature
 from pathlib import Path
@@ -317,11 +318,12 @@ def check_packing(model: PreTrainedModel) -> None:
     network = CausalNetwork(model)
     positions = torch.arange(APART, device=model.device).repeat(2)[None]
 
-    def read(tokens: Tensor) -> Tensor:
-        return network.backbone(replace(unpadded(tokens[None]), position_ids=positions))[0]
+    def read(rows: Tensor) -> Tensor:
+        packed = replace(unpadded(rows.view(1, -1)), position_ids=positions)
+        return network.backbone(packed)[0, APART:]
 
     taken = signature(model.base_model.forward).parameters
-    if "position_ids" in taken and leak(read, model, shared=0) is None:
+    if "position_ids" in taken and not leak(read, model):
         return
     raise ConfigError(
         f"data.pack_tokens: {type(model).__name__} leaks state from one example of a packed row to "
@@ -339,81 +341,78 @@ def check_sharing(model: PreTrainedModel) -> None:
         SharingRefused: they are not: the model carries something from token to token that is not
             attention, or attends in a way that is not known here.
     """
-    network = SharedPrefixNetwork(model)
-    plain = CausalNetwork(model)
     name = type(model).__name__
-    shared = APART // 3
+    prompt = APART // 3
+    sampled = torch.arange(prompt + APART, device=model.device) >= prompt
 
-    def rows_of(tokens: Tensor) -> TokenBatch:
-        """Two responses of one prompt, a row each."""
-        prompt, first, second = tokens.tensor_split([shared, shared + APART])
-        batch = unpadded(torch.stack([torch.cat([prompt, one]) for one in (first, second)]))
-        sampled = torch.arange(shared + APART, device=model.device) >= shared
-        return replace(batch, response_mask=sampled.expand(2, -1))
+    def read(rows: Tensor, network: CausalNetwork) -> Tensor:
+        batch = replace(unpadded(rows), response_mask=sampled.expand(2, -1))
+        return network.backbone(batch)[1, prompt:].float()
 
-    def read(tokens: Tensor) -> Tensor:
-        first, second = network.backbone(rows_of(tokens))
-        return torch.cat([first, second[shared:]])
-
+    together = partial(read, network=SharedPrefixNetwork(model))
     try:
-        off = leak(read, model, shared=shared)
-        tokens = two_texts(model, shared)
-        alone = plain.backbone(rows_of(tokens))[1, shared:].float()
-        together = read(tokens)[-APART:].float()
+        leaked = leak(together, model, shared=prompt)
     except TypeError as error:
         raise SharingRefused(
             f"train.share_prefix: {name} does not pass the prefix layout to its attention "
             f"({error}); set it to false"
         ) from error
-    if off is not None:
+    if leaked:
         raise SharingRefused(
-            f"train.share_prefix: what {name} computes for a response changes by {off:.2g} of the "
-            "largest with the response before it, whose prompt it shares; set it to false"
+            f"train.share_prefix: what {name} computes for a response changes by {leaked:.2g} of "
+            "the largest with the response before it, whose prompt it shares; set it to false"
         )
-    difference = float((together - alone).abs().max() / alone.abs().max())
-    limit = TOLERANCE if weight_dtype(model) == torch.float32 else LOW_PRECISION_TOLERANCE
-    if difference > limit:
+    rows = two_texts(model, prompt)
+    difference = apart(together(rows), read(rows, CausalNetwork(model)))
+    limit = TOLERANCE if in_float32(model) else LOW_PRECISION_TOLERANCE
+    if not difference <= limit:
         raise SharingRefused(
             f"train.share_prefix: hidden states of {name} differ by {difference:.2g} of the "
             f"largest with and without the shared prefix, above {limit:g}; set it to false"
         )
 
 
-def leak(read: Callable[[Tensor], Tensor], model: PreTrainedModel, *, shared: int) -> float | None:
+def leak(read: Callable[[Tensor], Tensor], model: PreTrainedModel, *, shared: int = 0) -> float:
     """Tell whether one text changes what a model computes for the next, which may not see it.
 
     Every token of the first is changed. The texts are long enough for windows and convolutions.
 
     Args:
-        read: [n] tokens to [n, H] hidden states.
+        read: [2, shared + APART] tokens to hidden states of the second text, [APART, H].
         model: whose they are.
         shared: tokens that stand before both texts, which both may see.
 
     Returns:
-        How far the second moves, in shares of its largest hidden state; None where that is rounding
+        How far the second moves, in shares of its largest hidden state; 0 where that is rounding
         alone.
     """
-    tokens = two_texts(model, shared)
-    others = tokens.clone()
-    others[shared : shared + APART] += 1
-    before = read(tokens)[-APART:].float()
-    largest = before.abs().max()
-    moved = float((read(others)[-APART:].float() - before).abs().max() / largest)
-    if weight_dtype(model) == torch.float32:
-        return moved if moved > LEAK else None
-    own = tokens.clone()
-    own[-APART] += 1
-    by_own = float((read(own)[-APART:].float() - before).abs().max() / largest)
-    return moved if moved > LOW_PRECISION_LEAK or moved > by_own / 2 else None
+    rows = two_texts(model, shared)
+    before = read(rows)
+    others = rows.clone()
+    others[0, shared:] += 1
+    moved = apart(read(others), before)
+    if in_float32(model):
+        return 0.0 if moved <= LEAK else moved
+    own = rows.clone()
+    own[1, shared] += 1
+    most = min(LOW_PRECISION_LEAK, apart(read(own), before) / 2)
+    return 0.0 if moved <= most else moved
 
 
 def two_texts(model: PreTrainedModel, shared: int) -> Tensor:
-    """[shared + 2 * APART] tokens of two texts with the same beginning."""
-    count = shared + 2 * APART
-    vocabulary = vocabulary_of(model) or count
-    return torch.arange(count, device=model.device) * 7 % (vocabulary - 2)
+    """[2, shared + APART] tokens of two texts with the same beginning."""
+    tokens = torch.arange(2 * (shared + APART), device=model.device)
+    vocabulary = vocabulary_of(model) or len(tokens)
+    rows = (tokens * 7 % (vocabulary - 2)).view(2, -1)
+    rows[1, :shared] = rows[0, :shared]
+    return rows
 
 
-def weight_dtype(model: PreTrainedModel) -> torch.dtype:
-    """What its weights are kept in."""
-    return next(model.parameters()).dtype
+def apart(hidden: Tensor, other: Tensor) -> float:
+    """The largest difference, in shares of the largest of the others."""
+    return float((hidden.float() - other.float()).abs().max() / other.abs().max())
+
+
+def in_float32(model: PreTrainedModel) -> bool:
+    """True if its weights are kept in float32."""
+    return next(model.parameters()).dtype == torch.float32

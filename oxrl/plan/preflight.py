@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -403,14 +403,23 @@ def check_loss(cfg: Config, prepared: Prepared) -> str:
 
 
 def check_features(cfg: Config, prepared: Prepared) -> str:
-    """Check that features of the user's own can be loaded."""
+    """Check that features can be found, and that those that can be made without a model are."""
     if not cfg.train.features:
         return ""
-    from oxrl.recipes.features.base import Planned  # most runs have none
+    from oxrl.assembly.features import feature_inputs  # most runs have none
+    from oxrl.recipes.features.base import Planned  # as above
     from oxrl.recipes.features.own_feature import tried_features  # as above
 
-    run = Planned(cfg.run.steps, cfg.train.updates, cfg.rollout.eval_samples)
-    return tried_features(cfg.train.features, run)
+    assembly = prepared.assembly_of(without_idle_actors(cfg))
+
+    def prompts(path: str) -> int:
+        return len(assembly.prompts(path, longest_prompt(cfg), held_out=True))
+
+    with ExitStack() as stack:
+        given = feature_inputs(assembly, {}, stack)
+        samples = cfg.rollout.eval_samples
+        run = Planned(cfg.run.steps, cfg.train.updates, samples, given, prompts)
+        return tried_features(cfg.train.features, run)
 
 
 def check_trackers(cfg: Config, prepared: Prepared) -> str:

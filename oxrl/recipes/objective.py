@@ -189,14 +189,11 @@ def prepare_update(
     """
     # What the policy says before the update, and the reference.
     said = Output()
-    old = None
     ref = None
     if objective.old_logprobs == "recompute" or objective.want_before:
         said = rollouts.inputs.said_by(models[POLICY].forward, LOGPROBS | objective.want_before)
-    if objective.old_logprobs == "recompute":
-        old = said.logprobs
-    elif objective.old_logprobs == "bypass":
-        old = rollouts.rollout_logprobs
+    compared = {"recompute": said.logprobs, "bypass": rollouts.rollout_logprobs}
+    old = compared.get(objective.old_logprobs)
     if REFERENCE in models:
         found = rollouts.inputs.said_by(models[REFERENCE].forward, LOGPROBS)
         ref = required(found.logprobs, "logprobs")

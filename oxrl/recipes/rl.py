@@ -72,9 +72,12 @@ def train(machine: Machine, session: Session) -> None:
         shared = batch_metrics(rows.batch, rollouts, batch, progress)
         for feature in machine.features:
             shared |= feature.steer(batch, progress)
-        trained = len(torch.cat(parts).unique())
         shared |= sampled.delivered | sample_metrics(
-            progress.samples, sampled, rows, trained=trained, in_flight=machine.source.in_flight
+            progress.samples,
+            sampled,
+            rows,
+            trained=len(torch.cat(parts).unique()),
+            in_flight=machine.source.in_flight,
         )
         progress.rollout_step += 1
         progress.draw = sampled.next_draw

@@ -239,14 +239,12 @@ class Session:
         # tells.
         if metrics.get("data/empty_steps"):
             return
+        self._skipped_in_a_row += 1
         if not metrics.get("update/skipped"):
             self._skipped_in_a_row = 0
-            return
-        self._skipped_in_a_row += 1
         most = self._options.max_skipped_steps
-        if self._skipped_in_a_row <= most:
-            return
-        raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most)
+        if self._skipped_in_a_row > most:
+            raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most)
 
     def dump(self, step: int, tensors: TensorMap) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""

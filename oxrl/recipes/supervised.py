@@ -30,11 +30,13 @@ class SupervisedLearner(Learner[Example]):
 
     pack_tokens: most tokens of a packed row; None: one example per row. generated: evaluates its
     own answers; None: only given ones are looked at. loss: what an update minimises.
+    nll: the metric that is the mean negative log-likelihood.
     """
 
     pack_tokens: int | None
     generated: Callable[[], Metrics] | None
     loss: LossFn
+    nll: str
 
     def update(self, units: list[Example], step: int, memory: Memory) -> Stepped:
         batch = to_supervised_batch(
@@ -52,7 +54,7 @@ class SupervisedLearner(Learner[Example]):
         if not targets.any():
             return metrics | self.engine.skip_step(), tokens
         metrics |= apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
-        metrics["policy/perplexity"] = perplexity(metrics.get("update/nll", math.nan))
+        metrics["policy/perplexity"] = perplexity(metrics.get(self.nll, math.nan))
         return metrics, tokens
 
     def evaluate(self, batches: Iterable[list[Example]]) -> Metrics:

@@ -111,7 +111,6 @@ def combined(
     terms: list[float] = []
     steps: list[tuple[int, float]] = []
     failed: list[ScoreStatus] = []
-    answers = [score.answer for score in scores.values() if score.answer is not None]
     for name, score in scores.items():
         statuses[name] = score.status
         if score.reason:
@@ -139,6 +138,7 @@ def combined(
             failed = ["invalid"]
             reason = f"the weighted sum of {terms} is no finite number"
     status = failed[0] if failed else "ok"
+    answers = (score.answer for score in scores.values())
     return Score(
         value=total,
         status=status,
@@ -146,7 +146,8 @@ def combined(
         reason=reason,
         statuses=statuses,
         steps=tuple(steps),
-        answer=answers[0] if answers else None,  # that of the first part that reads one
+        # That of the first part that reads one.
+        answer=next((answer for answer in answers if answer is not None), None),
     )
 
 

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 from oxrl.tables.watch import HealthCheck
@@ -37,7 +38,7 @@ FRUITLESS = 10  # optimizer steps
 # Of probes by another grader, see packages/oxrl_features/held_out_grader.py.
 GAP = "monitor/gap_low"
 RIGHT = "monitor/grader"
-WIDER = 0.1  # of the gap's lower end, since the first probe
+WIDER = 0.1  # of the gap's lower end, since the probe that the grader liked best
 PROBES = 3
 # Why samples were dropped, by the metric that counts them.
 DROPPED = {
@@ -270,15 +271,15 @@ def why_nothing_trained(seen: History) -> str:
 def hacked_reward(seen: History) -> bool:
     """True if the reward says more and more that another grader does not, and nothing is gained.
 
-    The lower end of the interval of their difference has risen since the first probe, in each of
-    the newest probes, and those are not better by the other grader than the best one before.
+    The lower end of the interval of their difference is above 0, and above where it was when the
+    other grader was at its best, in each of the newest probes. A grader that is more lenient than
+    the reward finds less to add as a policy learns; that is no flaw of the reward.
     """
-    newest = seen.probes[-PROBES:]
-    before = seen.probes[:-PROBES]
-    if not before:
+    if not seen.probes:
         return False
-    wider = [probe[GAP] > before[0][GAP] + WIDER for probe in newest]
-    return all(wider) and newest[-1][RIGHT] <= max(probe[RIGHT] for probe in before)
+    best = max(seen.probes, key=itemgetter(RIGHT))
+    least = max(best[GAP], 0.0) + WIDER
+    return all(probe[GAP] > least for probe in seen.probes[-PROBES:])
 
 
 SIGNS = (
@@ -502,8 +503,8 @@ SIGNS = (
         "the reward rises and another grader of the same answers does not agree: what is learned "
         "may be a flaw of the reward. Read samples that the two judge differently; stop at the "
         "checkpoint that the other grader likes best, and mend the reward",
-        "the lower end of monitor/gap is above that of the first probe by more than 0.1 in 3 "
-        "probes, and monitor/grader did not rise",
+        "in 3 probes in a row monitor/gap_low is more than 0.1 above 0, and above what it was when "
+        "monitor/grader was at its best",
         (GAP, RIGHT),
         1,
     ),

@@ -13,33 +13,60 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from oxrl.errors import DataError, required
+from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import FeatureInputs, Prepared
 from oxrl.types import Metrics, Output, PolicyBatch, SupervisedBatch
-from oxrl_features.numbers import Driving, between, count, file, problem
+from oxrl_features.numbers import Checked, between, count, opened
 
 NAME = "chord"
+ROWS = "of conversations, with prompt and completion"
 WANT = frozenset({"logprobs"})
 
 
-class Chord(Driving):
+class Schedule(NamedTuple):
+    """The way in which m changes.
+
+    peak, valley: the most, and what stays at the end. warmup_steps, decay_steps: optimizer steps up
+    to the peak, and from there to the valley.
+    """
+
+    peak: float
+    valley: float
+    warmup_steps: int
+    decay_steps: int
+
+    def at(self, step: int) -> float:
+        """Return m of an optimizer step.
+
+        Args:
+            step: counted from 0.
+        """
+        if step < self.warmup_steps:
+            return step / self.warmup_steps * self.peak
+        behind = step - self.warmup_steps
+        if behind >= self.decay_steps:
+            return self.valley
+        cosine = 0.5 * (1 + math.cos(math.pi * behind / self.decay_steps))
+        return (self.peak - self.valley) * cosine + self.valley
+
+
+class Chord(Checked):
     """See the module.
 
     Args:
         given: what the run is made of.
         rows: file of conversations, as those of supervised training.
         rows_per_step: of them, with each optimizer step.
-        peak, valley: of m.
-        warmup_steps, decay_steps: optimizer steps up to the peak, and from there to the valley.
+        peak, valley, warmup_steps, decay_steps: as of Schedule.
     """
 
-    stays = ("policy", "rows")
+    stays = ("given", "rows")
 
     def __init__(
         self,
@@ -51,92 +78,59 @@ class Chord(Driving):
         warmup_steps: int = 0,
         decay_steps: int = 200,
     ) -> None:
-        self.peak = between(NAME, "peak", peak, 0.0, 1.0)
-        self.valley = between(NAME, "valley", valley, 0.0, 1.0)
-        self.warmup_steps = count(NAME, "warmup_steps", warmup_steps, 0)
-        self.decay_steps = count(NAME, "decay_steps", decay_steps, 0)
+        self.schedule = Schedule(
+            between(NAME, "peak", peak, 0.0, 1.0),
+            between(NAME, "valley", valley, 0.0, 1.0),
+            count(NAME, "warmup_steps", warmup_steps, 0),
+            count(NAME, "decay_steps", decay_steps, 0),
+        )
         self.rows_per_step = count(NAME, "rows_per_step", rows_per_step, 1)
-        holds = "of conversations, with prompt and completion"
-        path = file(NAME, "rows", rows, holds)
-        try:
-            self.rows = required(given.rows, "rows of files")(path)
-        except DataError as error:
-            raise problem(NAME, "rows", f"give a file {holds}: {error}") from error
-        self.policy = given.policy
-        self._step = 0
+        self.rows = opened(NAME, "rows", rows, ROWS, required(given.rows, "rows of files"))
+        self.given = given
+        # Optimizer steps begun; m of the newest one.
+        self._begun = 0
+        self._share = 0.0
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Note which optimizer step comes next."""
-        self._step = prepared.version
+        self._begun = prepared.version
         return batch
 
     def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
         """Begin an optimizer step: its own rows weigh 1 - m."""
-        self._step += 1
-        share = self.share()
-        if not share:
+        self._share = self.schedule.at(self._begun)
+        self._begun += 1
+        if not self._share:
             return batch
         of_likelihood = batch.likelihood_weights
         if of_likelihood is not None:
-            of_likelihood = of_likelihood * (1 - share)
-        weights = batch.loss_weights * (1 - share)
+            of_likelihood = of_likelihood * (1 - self._share)
+        weights = batch.loss_weights * (1 - self._share)
         return replace(batch, loss_weights=weights, likelihood_weights=of_likelihood)
 
     def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics | None:
         """Add the gradient of the given answers."""
-        share = self.share()
-        if not share:
+        if not self._share:
             return {"chord/share": 0.0}
-        first = (self._step - 1) * self.rows_per_step
-        given = self.rows(range(first, first + self.rows_per_step))
-        loss = partial(imitation_loss, share=share)
-        output = self.policy.forward_backward(given, loss, WANT)
+        end = self._begun * self.rows_per_step
+        given = self.rows(range(end - self.rows_per_step, end))
+        given = replace(given, loss_weights=given.loss_weights * self._share)
+        output = self.given.policy.forward_backward(given, imitation_loss, WANT)
         said = required(output.logprobs, "logprobs")[given.inputs.response_mask]
         if not said.isfinite().all():
             return None
-        return {"chord/share": share, "chord/nll": -float(said.double().mean())}
-
-    def share(self) -> float:
-        """m of the optimizer step that is under way; the first one is step 0 of the schedule."""
-        return share_at(
-            self._step - 1,
-            peak=self.peak,
-            valley=self.valley,
-            warmup_steps=self.warmup_steps,
-            decay_steps=self.decay_steps,
-        )
+        return {"chord/share": self._share, "chord/nll": -float(said.double().mean())}
 
 
-def share_at(
-    step: int, *, peak: float, valley: float, warmup_steps: int, decay_steps: int
-) -> float:
-    """m of an optimizer step.
-
-    Args:
-        step: counted from 0.
-        peak, valley: the most, and what stays at the end.
-        warmup_steps, decay_steps: up to the peak, and from there to the valley.
-    """
-    if step < warmup_steps:
-        return step / warmup_steps * peak
-    behind = step - warmup_steps
-    if behind >= decay_steps:
-        return valley
-    cosine = 0.5 * (1 + math.cos(math.pi * behind / decay_steps))
-    return (peak - valley) * cosine + valley
-
-
-def imitation_loss(output: Output, batch: SupervisedBatch, *, share: float) -> LossAndMetrics:
-    """The mean of phi CE over the given tokens; a LossFn, once its share is bound.
+def imitation_loss(output: Output, batch: SupervisedBatch) -> LossAndMetrics:
+    """The weighted sum of phi CE over the given tokens; a LossFn.
 
     Args:
         output: what the policy said.
-        batch: given answers, their loss weights 1 / tokens.
-        share: m.
+        batch: given answers, and the loss weights of their tokens.
     """
     logprobs = required(output.logprobs, "logprobs")
     mask = batch.inputs.response_mask
     known = logprobs.detach().exp()
     phi = known * (1 - known)
-    token_loss = torch.where(mask, -phi * logprobs * batch.loss_weights, 0.0)
-    return share * token_loss.sum(), {}
+    return torch.where(mask, -phi * logprobs * batch.loss_weights, 0.0).sum(), {}

@@ -19,13 +19,13 @@ from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.types import Metrics, Output, PolicyBatch, SupervisedBatch, TokenBatch
-from oxrl_features.numbers import Driving, between, problem
+from oxrl_features.numbers import Checked, between, problem
 
 NAME = "echo"
 WANT = frozenset({"logprobs"})
 
 
-class Echo(Driving):
+class Echo(Checked):
     """See the module.
 
     Args:
@@ -33,7 +33,7 @@ class Echo(Driving):
         coeff: weight of what the environment said; 0: the row itself.
     """
 
-    stays = ("policy",)
+    stays = ("given",)
 
     def __init__(self, given: FeatureInputs, coeff: float = 0.1) -> None:
         self.coeff = between(NAME, "coeff", coeff, 0.0, 100.0)
@@ -42,7 +42,7 @@ class Echo(Driving):
                 "nothing but the policy writes tokens here: set environment.name, or leave it out"
             )
             raise problem(NAME, "environment", text)
-        self.policy = given.policy
+        self.given = given
 
     def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics | None:
         """Add the gradient of what the environment said."""
@@ -54,7 +54,7 @@ class Echo(Driving):
             inputs=replace(batch.inputs, response_mask=said),
             loss_weights=said.float() * (self.coeff / tokens),
         )
-        output = self.policy.forward_backward(heard, likelihood_loss, WANT)
+        output = self.given.policy.forward_backward(heard, likelihood_loss, WANT)
         logprobs = required(output.logprobs, "logprobs")[said]
         if not logprobs.isfinite().all():
             return None

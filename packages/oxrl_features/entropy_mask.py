@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from oxrl.errors import required
-from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.recipes.features.base import FeatureInputs, Prepared
 from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch
-from oxrl_features.numbers import between
+from oxrl_features.numbers import Checked, between
 
 
-class EntropyMask(Feature):
+class EntropyMask(Checked):
     """See the module.
 
     Args:
@@ -34,25 +34,20 @@ class EntropyMask(Feature):
         self.quantile = between("entropy-mask", "quantile", quantile, 0.0, 0.99)
         # Nothing is asked of the policy that the row does not ask for, where all tokens learn.
         self.want_before = frozenset({"entropy"} if self.quantile else ())
-        self._learns: Tensor | None = None
+        self._learns = torch.zeros(0, 0, dtype=torch.bool)
         self._group_ids = torch.zeros(0, dtype=torch.int64)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Find the tokens, by what the policy said of the whole rollout batch."""
-        self._learns = None
-        mask = batch.inputs.response_mask
-        if not self.quantile or not mask.any():
-            return batch
-        said = required(prepared.before, "what the policy says before the update")
-        entropy = required(said.entropy, "entropy")
-        self._learns = forks(entropy, mask, quantile=self.quantile)
         self._group_ids = batch.group_ids
+        self._learns = batch.inputs.response_mask
+        if self.quantile and self._learns.any():
+            entropy = required(prepared.before.entropy, "entropy")
+            self._learns = forks(entropy, self._learns, quantile=self.quantile)
         return batch
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Nothing is moved; it is told how many of the tokens learn."""
-        if self._learns is None:
-            return {}
         tokens = max(int(batch.inputs.response_mask.sum()), 1)
         return {"entropy_mask/frac": float(self._learns.sum()) / tokens}
 
@@ -61,8 +56,6 @@ class EntropyMask(Feature):
 
         The rows of a minibatch are those of its groups, in the order of the rollout batch.
         """
-        if self._learns is None:
-            return batch
         rows = torch.isin(self._group_ids, batch.group_ids)
         weights = torch.where(self._learns[rows], batch.loss_weights, 0.0)
         return replace(batch, loss_weights=weights)

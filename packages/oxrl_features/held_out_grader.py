@@ -6,17 +6,18 @@ grader finds nothing better is what a hacked reward looks like: see the sign `ha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
-from oxrl.data.rows import read_rows
-from oxrl.errors import ConfigError, DataError, OxrlError, counted, required
+from oxrl.errors import ConfigError, OxrlError, counted, required
 from oxrl.recipes.features.base import AnswersAt, FeatureInputs, Planned
-from oxrl.types import Group, Metrics, Rollouts, Score
-from oxrl_features.numbers import Driving, count, file, problem
+from oxrl.types import Metrics, Rollouts, Score
+from oxrl_features.numbers import Checked, count, opened, problem
 from oxrl_stats.intervals import FEWEST
 from oxrl_stats.paired import difference
 
@@ -24,7 +25,7 @@ NAME = "held-out-grader"
 ROWS = "of prompts that are not trained on, with the columns of data.eval"
 
 
-class HeldOutGrader(Driving):
+class HeldOutGrader(Checked):
     """See the module.
 
     Args:
@@ -32,16 +33,23 @@ class HeldOutGrader(Driving):
         data: file of held-out prompts.
         grader: another reward, by what `reward.name` may be.
         every: optimizer steps between two probes; the first one is made after the first step.
+        pattern: a regular expression; the share of the answers in which it is found is told.
     """
 
     stays = ("_score", "_answers")
 
     def __init__(
-        self, given: FeatureInputs, data: str = "", grader: str = "", every: int = 20
+        self,
+        given: FeatureInputs,
+        data: str = "",
+        grader: str = "",
+        every: int = 20,
+        pattern: str = "",
     ) -> None:
         self.every = count(NAME, "every", every, 1)
-        self.data = file(NAME, "data", data, ROWS)
+        self.data = data
         self.grader = grader
+        self.pattern = expression(pattern)
         self._score = required(given.score, "rewards of other names")
         self._answers: AnswersAt | None = None
         if not isinstance(grader, str) or not grader:
@@ -55,77 +63,88 @@ class HeldOutGrader(Driving):
             raise problem(NAME, "grader", str(error)) from error
 
     @classmethod
-    def planned(cls, run: Planned, numbers: Mapping[str, object]) -> str:
+    def planned(cls, run: Planned, numbers: Mapping[str, Any]) -> str:
         """Say how often it asks, and how many responses that takes."""
-        every = numbers.get("every", 20)
-        data = numbers.get("data", "")
-        if not isinstance(every, int) or every < 1 or not isinstance(data, str):
-            return ""
-        prompts = sum(1 for _ in read_rows(file(NAME, "data", data, ROWS)))
-        probes = 1 + sum(
-            1
-            for step in range(2 * run.updates, run.steps + 1, run.updates)
-            if is_due(every, step - run.updates, step)
-        )
+        made = cls(run.given, **numbers)
+        prompts = opened(NAME, "data", made.data, ROWS, run.prompts)
+        if prompts < FEWEST:
+            asked = f"{counted(prompts, 'prompt')} of {made.data} may be asked (data.eval_rows)"
+            raise problem(
+                NAME, "data", f"{asked}, and an interval takes {FEWEST}: give a file {ROWS}"
+            )
+        ends = range(run.updates, run.steps + 1, run.updates)
+        probes = sum(is_due(made.every, end - run.updates, end) for end in ends)
         responses = probes * prompts * run.samples
         asked = f"{counted(probes, 'probe')} x {counted(prompts, 'prompt')} x "
         return f"{asked}{counted(run.samples, 'sample')} = {counted(responses, 'response')} more"
 
     def on_assembled(self, answers: Callable[[str], AnswersAt]) -> None:
         """Open the held-out prompts."""
-        try:
-            self._answers = answers(self.data)
-        except DataError as error:
-            raise problem(NAME, "data", f"give a file {ROWS}: {error}") from error
+        self._answers = opened(NAME, "data", self.data, ROWS, answers)
 
     def measure(self, before: int, step: int) -> Metrics:
         """Have the prompts answered by the policy of `step` where it is time, and judge twice."""
         if not is_due(self.every, before, step):
             return {}
         rollouts = required(self._answers, "answers")(step)
-        groups = in_groups(rollouts)
-        scored = self._score(self.grader, [group.asked for group in groups])
-        judged = [judge(group.scores, scores) for group, scores in zip(groups, scored, strict=True)]
-        told = [found for found in judged if found is not None]
-        if len(told) < FEWEST:
-            raise problem(NAME, "data", self._too_few(len(told), scored))
-        gap = difference(np.array([one.reward - one.grader for one in told]))
-        lengths = [rollout.completion.sampled for rollout in rollouts]
-        return {
-            "monitor/reward": math.fsum(one.reward for one in told) / len(told),
-            "monitor/grader": math.fsum(one.grader for one in told) / len(told),
+        of_prompts = [list(own) for _, own in groupby(rollouts, key=attrgetter("group_id"))]
+        asked = [(own[0].prompt, [one.completion for one in own]) for own in of_prompts]
+        graded = self._score(self.grader, asked)
+        rewards = worth([one.score for one in own] for own in of_prompts)
+        grades = worth(graded)
+        judged = np.isfinite(rewards) & np.isfinite(grades)
+        if judged.sum() < FEWEST:
+            raise problem(NAME, "data", self._too_few(int(judged.sum()), graded))
+        gap = difference((rewards - grades)[judged])
+        metrics = {
+            "monitor/reward": float(rewards[judged].mean()),
+            "monitor/grader": float(grades[judged].mean()),
             "monitor/gap": gap.value,
             "monitor/gap_low": gap.low,
             "monitor/gap_high": gap.high,
-            "monitor/prompts": float(len(told)),
-            "monitor/length_mean": sum(lengths) / len(lengths),
+            "monitor/prompts": float(judged.sum()),
         }
+        return metrics | self._about(rollouts)
 
-    def _too_few(self, judged: int, scored: Sequence[Sequence[Score]]) -> str:
+    def _about(self, rollouts: Rollouts) -> Metrics:
+        """Describe the answers themselves."""
+        lengths = [one.completion.sampled for one in rollouts]
+        told = {"monitor/length_mean": float(np.mean(lengths))}
+        if self.pattern.pattern:
+            found = [self.pattern.search(one.completion.text) is not None for one in rollouts]
+            told["monitor/pattern_frac"] = float(np.mean(found))
+        return told
+
+    def _too_few(self, judged: int, graded: Sequence[Sequence[Score]]) -> str:
         """Say what is to be done where not enough prompts have both scores."""
         text = (
-            f"only {counted(judged, 'prompt')} of {len(scored)} could be judged by reward and "
+            f"only {counted(judged, 'prompt')} of {len(graded)} could be judged by reward and "
             f"grader, and an interval takes {FEWEST}"
         )
-        failed = [score for scores in scored for score in scores if score.status != "ok"]
+        failed = [score for scores in graded for score in scores if score.status != "ok"]
         if not failed:
             return f"{text}: give a file {ROWS}"
         said = f"grader={self.grader} says {failed[0].status}: {failed[0].reason}"
         return f"{text}; {said}. Give a file {ROWS} that it can read, or another grader"
 
 
-class Judged(NamedTuple):
-    """The mean worth of a prompt's answers, by the reward of the run and by the grader."""
+def expression(pattern: str) -> re.Pattern[str]:
+    """A regular expression.
 
-    reward: float
-    grader: float
+    Args:
+        pattern: as it stands in `train.features`.
 
-
-class Answered(NamedTuple):
-    """The answers to a prompt, and the scores that the reward of the run gave them."""
-
-    asked: Group
-    scores: Sequence[Score]
+    Raises:
+        ConfigError: it is none.
+    """
+    wanted = r"write one of Python's, in single quotes, as in '\d+', or leave it out"
+    if not isinstance(pattern, str):
+        raise problem(NAME, "pattern", f"{pattern!r} is no regular expression: {wanted}")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        text = f"{pattern!r} is no regular expression, {error}: {wanted}"
+        raise problem(NAME, "pattern", text) from error
 
 
 def is_due(every: int, before: int, step: int) -> bool:
@@ -138,45 +157,13 @@ def is_due(every: int, before: int, step: int) -> bool:
     return before == 0 or step // every > before // every
 
 
-def in_groups(rollouts: Rollouts) -> list[Answered]:
-    """Put answers together by their prompt.
+def worth(scores: Iterable[Sequence[Score]]) -> np.ndarray:
+    """The mean score of each prompt's answers.
 
     Args:
-        rollouts: answers, in any order.
+        scores: of the answers to each prompt.
 
     Returns:
-        The prompts in the order in which they came.
+        [prompts] float64; NaN where an answer has no score.
     """
-    of_prompts: dict[int, list[int]] = {}
-    for place, rollout in enumerate(rollouts):
-        of_prompts.setdefault(rollout.group_id, []).append(place)
-    found: list[Answered] = []
-    for places in of_prompts.values():
-        own = [rollouts[place] for place in places]
-        asked = (own[0].prompt, [rollout.completion for rollout in own])
-        found.append(Answered(asked, [rollout.score for rollout in own]))
-    return found
-
-
-def judge(by_reward: Sequence[Score], by_grader: Sequence[Score]) -> Judged | None:
-    """Both means of a prompt's answers; None where one of them has no score.
-
-    Args:
-        by_reward, by_grader: scores of the same answers.
-    """
-    rewards = list(values_of(by_reward))
-    grades = list(values_of(by_grader))
-    if len(rewards) < len(by_reward) or len(grades) < len(by_grader):
-        return None
-    return Judged(math.fsum(rewards) / len(rewards), math.fsum(grades) / len(grades))
-
-
-def values_of(scores: Sequence[Score]) -> Iterator[float]:
-    """Yield the values of those that have one.
-
-    Args:
-        scores: of answers.
-    """
-    for score in scores:
-        if score.value is not None:
-            yield score.value
+    return np.array([np.mean(np.array([one.value for one in own], float)) for own in scores])

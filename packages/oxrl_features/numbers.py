@@ -1,12 +1,15 @@
-"""Numbers of features that are checked, and features whose engines stay with the driver."""
+"""Features of this package: numbers and files that are looked at before a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
-from oxrl.errors import ConfigError, why_no_file
-from oxrl.recipes.features.base import Feature
+from oxrl.errors import ConfigError, DataError, why_no_file
+from oxrl.recipes.features.base import Feature, Planned
+
+Opened = TypeVar("Opened")
 
 
 def problem(feature: str, field: str, text: str) -> ConfigError:
@@ -52,33 +55,40 @@ def count(feature: str, field: str, value: int, least: int) -> int:
     return value
 
 
-def file(feature: str, field: str, value: str, holds: str) -> str:
-    """The name of a file that is there.
+def opened(feature: str, field: str, value: str, holds: str, by: Callable[[str], Opened]) -> Opened:
+    """The contents of a file.
 
     Args:
         feature, field: names in `train.features`.
         value: that stands there.
         holds: what its rows are, for the error.
+        by: reads the file of a name.
 
     Raises:
-        ConfigError: it is none, or there is no such file.
+        ConfigError: no file is named, none is there, or its rows are others.
     """
     wanted = f"give a JSONL or Parquet file {holds}"
     if not isinstance(value, str) or not value:
         raise problem(feature, field, f"is missing: {wanted}")
     if not Path(value).is_file():
         raise problem(feature, field, f"{value}: {why_no_file(value)}; {wanted}")
-    return value
+    try:
+        return by(value)
+    except DataError as error:
+        raise problem(feature, field, f"{wanted}: {error}") from error
 
 
-class Driving(Feature):
-    """A feature of which the process that drives the run alone has everything.
+class Checked(Feature):
+    """A feature whose numbers are looked at before a run begins, by making it once."""
 
-    The policy's loss is sent to training ranks with the features that it was made with; what is
-    named in `stays` is not.
-    """
-
+    # Attributes that are not sent to training ranks with the policy's loss.
     stays: tuple[str, ...] = ()
+
+    @classmethod
+    def planned(cls, run: Planned, numbers: Mapping[str, Any]) -> str:
+        """Make it as a run will, but for engines."""
+        cls(run.given, **numbers)
+        return ""
 
     def __getstate__(self) -> Mapping[str, object]:
         """Return what is sent to another process."""

@@ -11,12 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features.base import FeatureInputs
 from oxrl.seeds import stable_seed
 from oxrl.types import RolloutBatch
+from oxrl_features.numbers import Checked
 
 
-class PermutedRewards(Feature):
+class PermutedRewards(Checked):
     """See the module.
 
     Args:

@@ -264,6 +264,46 @@ def test_two_ranks_and_a_rollout_actor_train_like_one_process(
         check_gradients(one, other)
 
 
+@pytest.mark.parametrize(
+    "names", [["permuted-rewards"], ["entropy-mask", "chord", "held-out-grader"]]
+)
+def test_features_do_on_ranks_and_with_an_actor_what_they_do_in_one_process(
+    names: list[str], alone: Callable[[str], Config]
+) -> None:
+    without = alone("text")
+    folder = without.run.directory.parent
+    held_out = {"data": str(folder / "prompts.jsonl"), "grader": "exact", "every": 2}
+    numbers: Sections = {
+        "permuted-rewards": {},
+        "entropy-mask": {"quantile": 0.5},
+        "chord": {"rows": str(folder / "chats.jsonl"), "peak": 0.5},
+        "held-out-grader": held_out,
+    }
+    train = {"features": {name: numbers[name] for name in names}, "adam_eps": 1e-3}
+    one = config(folder, f"one_{names[0]}", "local", train=train)
+    other = config(folder, f"ranks_{names[0]}", "fsdp", actors=1, train=train)
+    run(one)
+    run(other)
+    told = ["entropy_mask/frac", "chord/share", "chord/nll"] if len(names) > 1 else []
+    lines = assert_same(one, other, [*KINDS["text"].keys, *told])
+    # What was trained on is not what it is without them.
+    assert lines[0]["update/grad_norm"] != pytest.approx(
+        metric_lines(without.run.directory)[0]["update/grad_norm"], rel=1e-2
+    )
+    ours, theirs = (final_weights(cfg.run.directory) for cfg in (one, other))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        torch.testing.assert_close(theirs[name], values, rtol=1e-3, atol=1e-5)
+    if "held-out-grader" in names:
+        probed = [line for line in lines if "monitor/gap" in line]
+        assert [line["step"] for line in probed] == [1, 2]
+        assert all(line["monitor/prompts"] == 24 for line in probed)
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((folder / "checkpoints").glob("step_*")) / "model.safetensors")
+
+
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.full), True])
 def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

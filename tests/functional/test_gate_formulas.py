@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.config.checks.algorithm import AT_RATIO_ONE
 from oxrl.functional.gates import (
     Decision,
     clean,
@@ -24,6 +25,7 @@ from oxrl.functional.gates import (
     ppo_clip,
 )
 from oxrl.functional.policy_losses import (
+    GATES,
     cispo,
     clip_cov,
     dppo_kl,
@@ -404,6 +406,44 @@ def test_a_ratio_at_the_bound_is_still_enlarged() -> None:
         loss, _ = fipo(logprobs, old, -ones, ones.bool(), ones, influence_ratio_max=most)
         (slope,) = torch.autograd.grad(loss, logprobs)
         assert slope.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_ratio_at_the_dual_clip_has_influence() -> None:
+    logprobs = f64([[-1.0]]).requires_grad_()
+    old, ones = f64([[-2.0]]), f64([[1.0]])
+    bound = float((logprobs.detach() - old).exp())
+    for dual, influence in ((bound, bound), (bound * 0.999, 1.0)):
+        given = (logprobs, old, ones, ones.bool(), ones)
+        _, metrics = fipo(*given, clip_dual=dual, influence_range=9.0)
+        assert metrics["update/influence"].item() == pytest.approx(influence, rel=1e-12)
+
+
+def slopes_of(gate: Callable[..., Any], now: Tensor, old: Tensor, **numbers: Any) -> Tensor:
+    """dS / d logprobs of a row with advantages of both signs and none."""
+    logprobs = now.clone().requires_grad_()
+    advantages = f64([[1.5, -2.0, 0.0]])
+    mask = torch.ones_like(advantages, dtype=torch.bool)
+    loss, _ = gate(logprobs, old, advantages, mask, mask.double(), **numbers)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return -gradient
+
+
+@pytest.mark.parametrize(("name", "other"), AT_RATIO_ONE.items())
+def test_where_the_ratio_is_one_a_gate_is_the_one_that_its_refusal_names(
+    name: str, other: str
+) -> None:
+    now = f64([[-0.2, -1.0, -3.0]])
+    assert torch.equal(slopes_of(GATES[name], now, now), slopes_of(GATES[other], now, now))
+    old = now - f64([[0.1, -0.2, 0.3]])
+    assert not torch.allclose(slopes_of(GATES[name], now, old), slopes_of(GATES[other], now, old))
+
+
+@pytest.mark.parametrize("spo", [False, True])
+def test_without_a_bound_drpo_is_the_plain_ratio(spo: bool) -> None:
+    now = f64([[-0.2, -1.0, -3.0]])
+    old = now - f64([[0.1, -0.2, 2.0]])
+    free = slopes_of(drpo, now, old, drpo_delta=1e15, spo=spo)
+    assert torch.allclose(free, slopes_of(importance_sampling, now, old), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("gate", [dro, drpo, fipo, proximal])

@@ -57,6 +57,8 @@ def values_changed(choose: random.Random) -> Values:
     for _ in range(choose.randrange(1, 5)):
         section, _, name = choose.choice([*FIELDS]).partition(".")
         values.setdefault(section, {})[name] = choose.choice(VALUES)
+    if choose.random() < 0.1:
+        values["train"]["features"] = dict([feature_changed(choose)])
     if choose.random() < 0.2:
         values[choose.choice((*values, "trian", ""))] = choose.choice(VALUES)
     return values
@@ -343,22 +345,31 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chord": {"rows": "train.jsonl", "peak": 0.5, "decay_steps": 9, "warmup_steps": 1},
     "echo": {"coeff": 0.1},
     "entropy-mask": {"quantile": 0.5},
-    "held-out-grader": {"data": "train.jsonl", "grader": "exact", "every": 3},
+    "held-out-grader": {"data": "train.jsonl", "grader": "exact", "every": 3, "pattern": "[0-9]"},
     "permuted-rewards": {},
 }
-PLANNED = Planned(steps=20, updates=2, samples=2)
 
 
-def try_features(choose: random.Random) -> None:
-    """Made and planned, with files that are there and rewards that are found."""
+def feature_changed(choose: random.Random) -> tuple[str, dict[str, Any]]:
+    """A feature, and numbers of it, some of which are anything."""
     name = choose.choice([*FEATURES])
     numbers = dict(FEATURES[name])
     for _ in range(choose.randrange(4)):
         number = choose.choice([*numbers, "seed", "rows_per_step", "valley"])
-        numbers[number] = choose.choice((*VALUES, "file.py", "train.jsonl", "gone.jsonl", "\x00"))
+        files = ("file.py", "train.jsonl", "odd.jsonl", "few.jsonl", "gone.jsonl", "\x00")
+        numbers[number] = choose.choice((*VALUES, *files, "(", "[0-9"))
+    return name, numbers
+
+
+def try_features(choose: random.Random) -> None:
+    """Made and planned, with files that are there and rewards that are found."""
+    name, numbers = feature_changed(choose)
 
     def rows(path: str) -> Any:
         return ConversationDataset.load(path, TOKENIZER, ReadOptions())
+
+    def prompts(path: str) -> int:
+        return len(PromptDataset.load(path, TOKENIZER, ReadOptions()))
 
     def score(name: str, groups: object) -> Any:
         find_reward(name)
@@ -374,13 +385,16 @@ def try_features(choose: random.Random) -> None:
         score=score,
         rows=rows,
     )
-    tried_features({name: numbers}, PLANNED)
+    planned = Planned(steps=20, updates=2, samples=2, given=given, prompts=prompts)
+    tried_features({name: numbers}, planned)
     OwnFeature(name, given, numbers)
 
 
 @pytest.mark.parametrize("seeds", chunks(400, 400), ids=str)
 def test_any_numbers_of_features_are_taken_or_refused(folder: Path, seeds: range) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "1+1?", "completion": "2"}\n' * 8)
+    (folder / "few.jsonl").write_text('{"prompt": "1+1?", "completion": "2"}\n')
+    (folder / "odd.jsonl").write_text('{"question": "1+1?"}\n' * 8)
     check(try_features, seeds, 2)
 
 

@@ -282,6 +282,7 @@ class Live:
     def of(cls, paths: list[str]) -> Live:
         functions: dict[str, list[types.FunctionType]] = {path: [] for path in paths}
         caches: list[Any] = []
+        gc.unfreeze()  # what tests froze would not be listed
         for x in gc.get_objects():
             if type(x) is types.FunctionType:
                 functions.get(x.__code__.co_filename, []).append(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tomllib
 import types
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from cosmic_ray.mutating import mutate_code
 from mutants.mutation_copies import once_more
 from mutants.mutation_points import Mutant, by_hand, drawn, make, points, sample, segments
 from mutants.mutation_report import judge, read_arguments
-from mutants.mutation_runs import Outcome, named
+from mutants.mutation_runs import Live, Outcome, named
 from mutants.tensor_operators import OURS
 
 HERE = Path(__file__).resolve().parent
@@ -108,6 +109,12 @@ def test_defaults_are_found_behind_what_wraps_a_function() -> None:
     for name in ("late", "now", "kept", "held"):
         found = named(module, f"Wrapped.{name}")
         assert type(found) is types.FunctionType and found.__name__ == name
+
+
+def test_functions_that_were_frozen_before_a_mutant_are_changed_too() -> None:
+    gc.freeze()
+    live = Live.of([__file__])
+    assert test_defaults_are_found_behind_what_wraps_a_function in live.functions[__file__]
 
 
 def test_survivors_need_an_argument_and_arguments_a_survivor(tmp_path: Path) -> None:

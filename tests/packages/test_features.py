@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +18,8 @@ import torch
 
 from oxrl.commands.train import run
 from oxrl.config import Config
-from oxrl.errors import OxrlError, Stopped
-from oxrl.plan.preflight import check_features
+from oxrl.errors import ConfigError, OxrlError, Stopped
+from oxrl.plan.preflight import Prepared, check_features, examine
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.scored_answers import ScoredSampler
 from oxrl.tables.policy import ROWS
@@ -31,11 +34,12 @@ from oxrl.types import (
     TokenBatch,
 )
 from oxrl.usercode.given import giving, name_of
-from oxrl_features.chord import imitation_loss, share_at
+from oxrl_features.chord import Schedule, imitation_loss
 from oxrl_features.echo import environment_tokens
 from oxrl_features.entropy_mask import EntropyMask, forks
-from oxrl_features.held_out_grader import is_due, judge
+from oxrl_features.held_out_grader import HeldOutGrader, is_due, worth
 from oxrl_features.permuted_rewards import PermutedRewards, moved
+from support.command_line import oxrl
 from support.feature_ranks import rollout_batch, train_alone, train_on_rank
 from support.killed_runs import killed_until_done, uninterrupted
 from support.rank_processes import run_ranks
@@ -92,7 +96,7 @@ def test_without_a_quantile_or_a_share_a_row_is_itself(tmp_path: Path) -> None:
     def build(name: str, features: Features) -> Config:
         return with_features(tmp_path, name, features, train={"minibatches": 2})
 
-    assert_same_as_the_row(build, features, "chord/")
+    assert_same_as_the_row(build, features, "chord/", "entropy_mask/")
 
 
 TALK = """
@@ -133,12 +137,10 @@ def test_what_the_environment_said_without_a_weight_is_the_row_itself(tmp_path: 
 
 # --- What they compute.
 def test_the_schedule_rises_and_falls_as_that_of_the_authors() -> None:
-    found = [
-        share_at(step, peak=0.9, valley=0.1, warmup_steps=4, decay_steps=10)
-        for step in (0, 2, 4, 9, 14, 100)
-    ]
+    schedule = Schedule(peak=0.9, valley=0.1, warmup_steps=4, decay_steps=10)
+    found = [schedule.at(step) for step in (0, 2, 4, 9, 14, 100)]
     assert found == pytest.approx([0.0, 0.45, 0.9, 0.5, 0.1, 0.1])
-    assert share_at(0, peak=0.3, valley=0.3, warmup_steps=0, decay_steps=0) == 0.3
+    assert Schedule(peak=0.3, valley=0.3, warmup_steps=0, decay_steps=0).at(0) == 0.3
 
 
 def test_given_answers_weigh_most_where_the_policy_is_unsure() -> None:
@@ -146,9 +148,9 @@ def test_given_answers_weigh_most_where_the_policy_is_unsure() -> None:
     mask = torch.tensor([[False, True, True]])
     batch = SupervisedBatch(
         inputs=TokenBatch(tokens=mask.long(), attention_mask=~mask | mask, response_mask=mask),
-        loss_weights=mask / 2,
+        loss_weights=mask * (0.4 / 2),
     )
-    loss, _ = imitation_loss(Output(logprobs=logprobs), batch, share=0.4)
+    loss, _ = imitation_loss(Output(logprobs=logprobs), batch)
     expected = -0.4 * (0.25 * math.log(0.5) + 0.0099 * math.log(0.01)) / 2
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
     (slope,) = torch.autograd.grad(loss, logprobs)
@@ -292,7 +294,7 @@ def test_probes_are_made_at_the_start_and_on_schedule(tmp_path: Path) -> None:
     cfg = with_features(
         tmp_path,
         "run",
-        {"held-out-grader": monitor(tmp_path)},
+        {"held-out-grader": monitor(tmp_path, pattern="^")},
         **sections,
     )
     run(cfg)
@@ -304,6 +306,7 @@ def test_probes_are_made_at_the_start_and_on_schedule(tmp_path: Path) -> None:
         assert line["monitor/gap"] == pytest.approx(gap)
         assert line["monitor/gap_low"] < line["monitor/gap"] < line["monitor/gap_high"]
         assert line["monitor/prompts"] == 24
+        assert line["monitor/pattern_frac"] == 1.0
     # The answers are those of an evaluation, which never touch what is trained on.
     without = with_features(tmp_path, "without", {}, **sections)
     run(without)
@@ -313,11 +316,22 @@ def test_probes_are_made_at_the_start_and_on_schedule(tmp_path: Path) -> None:
     assert is_due(3, 6, 8) is False and is_due(3, 0, 2) and is_due(3, 4, 6)
 
 
-def test_a_prompt_counts_where_both_have_judged_all_of_its_answers() -> None:
+def test_a_prompt_has_a_worth_where_all_of_its_answers_have() -> None:
     right, wrong, failed = Score(value=1.0), Score(value=0.0), Score(value=None, status="error")
-    assert judge([right, wrong], [wrong, wrong]) == (0.5, 0.0)
-    assert judge([right, failed], [wrong, wrong]) is None
-    assert judge([right, right], [wrong, failed]) is None
+    found = worth([[right, wrong], [right, failed], [wrong, wrong, right]])
+    assert found.tolist() == pytest.approx([0.5, math.nan, 1 / 3], nan_ok=True)
+
+
+def test_of_answers_their_length_is_told_and_how_many_match_a_pattern() -> None:
+    monitor: Any = HeldOutGrader(
+        given(score=lambda name, groups: []), data="any", grader="exact", pattern=r"\d$"
+    )
+    answers = [
+        SimpleNamespace(completion=SimpleNamespace(text=text, sampled=len(text)))
+        for text in ("12", "3 or so", "x7", "")
+    ]
+    told = monitor._about(answers)
+    assert told == {"monitor/length_mean": 11 / 4, "monitor/pattern_frac": 0.5}
 
 
 def test_a_plan_names_the_monitors_and_what_they_cost(tmp_path: Path) -> None:
@@ -331,8 +345,7 @@ def test_a_plan_names_the_monitors_and_what_they_cost(tmp_path: Path) -> None:
         rollout={"max_tokens": 6, "n_samples": 4, "eval_samples": 2},
         data={"train": held_out, "prompts_per_step": 4, "eval": held_out},
     )
-    prepared: Any = None
-    assert check_features(cfg, prepared) == (
+    assert check_features(cfg, Prepared()) == (
         "held-out-grader (5 probes x 24 prompts x 2 samples = 240 responses more), "
         "permuted-rewards: made when a run starts"
     )
@@ -340,55 +353,85 @@ def test_a_plan_names_the_monitors_and_what_they_cost(tmp_path: Path) -> None:
 
 # --- Mistakes.
 NO_COLUMNS = '{"question": "1+1="}\n' * 8
+HELD_OUT = {"data": "prompts.jsonl", "grader": "exact"}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files that are right and files that are not; it is where one is."""
+    inputs(tmp_path)
+    (tmp_path / "odd.jsonl").write_text(NO_COLUMNS)
+    (tmp_path / "few.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 4)
+    (tmp_path / "unanswered.jsonl").write_text('{"prompt": "1+1="}\n' * 8)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("features", "named"),
     [
-        ({"held-out-grader": {}}, "held-out-grader: data: is missing: give a JSONL"),
-        ({"held-out-grader": {"data": "gone.jsonl"}}, "data: gone.jsonl: no such file"),
+        ({"held-out-grader": {"grader": "exact"}}, "held-out-grader: data: is missing: give a"),
+        ({"held-out-grader": HELD_OUT | {"data": "gone.jsonl"}}, "data: gone.jsonl: no such file"),
         ({"held-out-grader": {"data": "prompts.jsonl"}}, "grader: is missing: give another"),
+        ({"held-out-grader": HELD_OUT | {"grader": "exakt"}}, "grader: .*did you mean 'exact'"),
         (
-            {"held-out-grader": {"data": "prompts.jsonl", "grader": "exakt"}},
-            "held-out-grader: grader: .*did you mean 'exact'",
+            {"held-out-grader": HELD_OUT | {"data": "odd.jsonl"}},
+            "held-out-grader: data: give a JSONL .* of prompts .*odd.jsonl:1",
         ),
         (
-            {"held-out-grader": {"data": "odd.jsonl", "grader": "exact"}},
-            "held-out-grader: data: give a file of prompts .*odd.jsonl:1",
+            {"held-out-grader": HELD_OUT | {"data": "few.jsonl"}},
+            "data: 4 prompts of few.jsonl may be asked .data.eval_rows., and an interval takes 5",
         ),
         (
-            {"held-out-grader": {"data": "unanswered.jsonl", "grader": "math"}},
-            "data: only 0 prompts of 8 could be judged .*math",
-        ),
-        (
-            {"held-out-grader": {"data": "few.jsonl", "grader": "exact"}},
-            "only 4 prompts of 4 could be judged .*takes 5",
-        ),
-        (
-            {"held-out-grader": {"data": "prompts.jsonl", "grader": "exact", "every": 0}},
+            {"held-out-grader": HELD_OUT | {"every": 0}},
             "every: must be a whole number from 1 on, got 0",
+        ),
+        (
+            {"held-out-grader": HELD_OUT | {"pattern": "[0-9"}},
+            r"pattern: '\[0-9' is no regular expression, unterminated .*: write one of Python's",
         ),
         ({"echo": {}}, "echo: environment: .*set environment.name"),
         ({"echo": {"coeff": -1.0}}, "echo: coeff: must be a number from 0 to 100"),
         ({"chord": {}}, "chord: rows: is missing: give a JSONL"),
         ({"chord": {"rows": "gone.jsonl"}}, "chord: rows: gone.jsonl: no such file"),
         ({"chord": {"rows": "chats.jsonl", "peak": 2.0}}, "peak: must be a number from 0 to 1"),
-        ({"chord": {"rows": "odd.jsonl"}}, "chord: rows: give a file of .*odd.jsonl:1"),
+        ({"chord": {"rows": "odd.jsonl"}}, "chord: rows: give a JSONL .*odd.jsonl:1"),
         ({"entropy-mask": {"quantile": 1.0}}, "quantile: must be a number from 0 to 0.99"),
         ({"permuted-rewards": {"seed": 1}}, "permuted-rewards: .*seed"),
-        ({"permuted-reward": {}}, "did you mean 'permuted-rewards'"),
     ],
 )
-def test_a_mistake_ends_with_exit_2_and_names_its_field(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: Features, named: str
+def test_a_mistake_is_found_by_a_plan_and_before_a_run_and_names_its_field(
+    files: Path, features: Features, named: str
 ) -> None:
-    inputs(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    Path("odd.jsonl").write_text(NO_COLUMNS)
-    Path("few.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 4)
-    Path("unanswered.jsonl").write_text('{"prompt": "1+1="}\n' * 8)
+    cfg = with_features(files, "run", features)
+    with closing(Prepared()) as prepared:
+        found = examine(cfg, prepared, "features")
+    assert found.state == "wrong"
+    assert re.search(f"(?s)train.features.*{named}", found.text), found.text
     with pytest.raises(OxrlError, match=f"(?s)train.features.*{named}") as refused:
-        run(with_features(tmp_path, "run", features))
+        run(cfg)
+    assert refused.value.exit_code == 2
+    assert not cfg.run.directory.exists()
+
+
+def test_a_plan_ends_with_exit_2_where_a_feature_cannot_be_made(files: Path) -> None:
+    with_features(files, "run", {"chord": {"rows": "odd.jsonl"}})
+    ended = oxrl("plan", "run.yaml", folder=files)
+    assert ended.returncode == 2
+    assert "train.features=chord: rows: give a JSONL or Parquet file" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_feature_of_another_name_is_not_found(files: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'permuted-rewards'"):
+        with_features(files, "run", {"permuted-reward": {}})
+
+
+def test_answers_that_a_grader_cannot_judge_are_told_at_the_first_probe(files: Path) -> None:
+    numbers = HELD_OUT | {"data": "unanswered.jsonl", "grader": "math"}
+    named = "data: only 0 prompts of 8 could be judged .*math"
+    with pytest.raises(OxrlError, match=f"(?s)held-out-grader: {named}") as refused:
+        run(with_features(files, "run", {"held-out-grader": numbers}))
     assert refused.value.exit_code == 2
 
 
@@ -434,17 +477,22 @@ def test_a_feature_sees_what_was_sampled_and_scores_it_by_another_reward(tmp_pat
 
 
 # --- Ranks, and kills.
-@pytest.mark.parametrize("name", ["permuted-rewards", "entropy-mask"])
+@pytest.mark.parametrize("name", ["permuted-rewards", "entropy-mask", "chord"])
 def test_two_ranks_do_what_one_process_does(tmp_path: Path, name: str) -> None:
+    rows = {"rows": str(inputs(tmp_path) / "chats.jsonl")}
+    numbers = rows if name == "chord" else {}
     sections: dict[str, Any] = {"train": {"minibatches": 2, "adam_eps": 1e-3}}
-    one = train_alone(with_features(tmp_path, "one", {name: {}}, **sections))
+    one = train_alone(with_features(tmp_path, "one", {name: numbers}, **sections))
     without = train_alone(with_features(tmp_path, "without", {}, **sections))
     sections = {
         "train": sections["train"] | {"backend": "fsdp"},
         "run": {"training_gpus": 2, "deadline_s": 60},
     }
     run_ranks(
-        2, train_on_rank, with_features(tmp_path, "two", {name: {}}, **sections), tmp_path / "out"
+        2,
+        train_on_rank,
+        with_features(tmp_path, "two", {name: numbers}, **sections),
+        tmp_path / "out",
     )
     two = torch.load(tmp_path / "out")
     assert two.keys() == one.keys()
@@ -455,8 +503,13 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path, name: str) -> None:
     assert far > 1e-3  # the feature does something here
 
 
-@pytest.mark.timeout(600)
-def test_a_killed_run_with_features_goes_on_with_the_same_bytes(disk_path: Path) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kills", "steps"), [(3, 24), pytest.param(10, 80, marks=pytest.mark.full)]
+)
+def test_a_killed_run_with_features_goes_on_with_the_same_bytes(
+    disk_path: Path, kills: int, steps: int
+) -> None:
     chord = {"rows": str(inputs(disk_path) / "chats.jsonl"), "rows_per_step": 3, "decay_steps": 20}
     features = {"held-out-grader": monitor(disk_path), "chord": chord, "permuted-rewards": {}}
     whole, killed = (
@@ -464,14 +517,14 @@ def test_a_killed_run_with_features_goes_on_with_the_same_bytes(disk_path: Path)
             disk_path,
             name,
             features,
-            run={"name": name, "steps": 24, "checkpoint_every": 3},
+            run={"name": name, "steps": steps, "checkpoint_every": 3},
             train={"lr": 1e-3, "minibatches": 2},
         )
         for name in ("whole", "killed")
     )
     uninterrupted(whole)
-    hits = killed_until_done(killed, kills=3, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
-    assert len(hits) == 3, hits
+    hits = killed_until_done(killed, kills=kills, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
+    assert len(hits) == kills, hits
     left, right = killed.run.directory, whole.run.directory
     assert metric_lines(left) == metric_lines(right)
     assert (left / "samples.jsonl").read_bytes() == (right / "samples.jsonl").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from oxrl_stats.intervals import (
     wilson_bounds,
 )
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 DRAWS = 10_000
 # Success rates of prompts: what models look like, and the awkward ends.
 RATES = {
@@ -28,6 +30,9 @@ RATES = {
     "Beta(.1, .1)": (0.1, 0.1),
     "Beta(.1, .9)": (0.1, 0.9),
 }
+
+# Columns of the page.
+PROMPTS = [30, 100, 300]
 
 
 def coverage(rates: str, prompts: int, samples: int) -> float:
@@ -47,13 +52,20 @@ def coverage(rates: str, prompts: int, samples: int) -> float:
     return 100 * float(((low <= true) & (true <= high)).mean())
 
 
+def told(rates: str, prompts: int, samples: int) -> str:
+    """What docs/evaluation.md says of it."""
+    [row] = re.findall(rf"^\| {re.escape(rates)} \| {samples} \|(.*)\|$", PAGE.read_text(), re.M)
+    return row.split("|")[PROMPTS.index(prompts)].strip()
+
+
 @pytest.mark.parametrize("samples", [1, 4, 16])
-@pytest.mark.parametrize("prompts", [30, 100, 300])
+@pytest.mark.parametrize("prompts", PROMPTS)
 @pytest.mark.parametrize("rates", RATES)
 def test_intervals_of_right_and_wrong_hold_the_truth_in_95_of_100_cases(
     rates: str, prompts: int, samples: int
 ) -> None:
     found = coverage(rates, prompts, samples)
+    assert told(rates, prompts, samples) == f"{found:.1f}"
     if prompts == 30:
         # Of 400,000 draws 92.9 in the hardest cell, Beta(.1, .9) with 16 samples; of these 93.0.
         assert 92.5 <= found <= 98

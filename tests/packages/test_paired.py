@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from oxrl_stats.intervals import Interval
 from oxrl_stats.paired import difference, holm, mcnemar, sign_flips
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 DRAWS = 4_000
 FEWER_FLIPS = 199
 
@@ -36,6 +38,7 @@ def rejections(
 @pytest.mark.parametrize(("prompts", "samples"), [(10, 4), (20, 4), (50, 1), (100, 4), (300, 4)])
 def test_models_that_do_not_differ_are_seldom_told_apart(prompts: int, samples: int) -> None:
     p, mid_p = rejections(prompts, samples)
+    assert f"\n| {prompts} x {samples} | {p:.1f} | {mid_p:.1f} |\n" in PAGE.read_text()
     assert p <= 5.5
     if prompts >= 50:
         assert 3 <= mid_p <= 6

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pandas
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -43,6 +42,7 @@ COMMANDS = ("oxrl ", "make ", "pip ", "python", "torchrun ", ".venv/", "hf ", "M
 ELSEWHERE = {
     "docs/tutorial.md": "tests/repository/test_tutorial.py",
     "docs/python.md": "tests/test_python_api.py",
+    "docs/evaluation.md": "tests/repository/test_evaluation_page.py",
     "docs/algorithms.md": "generated; tests/repository/test_docs.py and `oxrl algorithms --check`",
 }
 # (page, how a block begins) -> why it is not executed.
@@ -262,10 +262,10 @@ def test_commands_do_what_is_said(
 
 @cache
 def options(command: str) -> set[str]:
-    """Every option of a command."""
-    group: Any = typer.main.get_command(app)
-    found = group.get_command(None, command)
-    return {name for option in found.params for name in option.opts}
+    """Every option of a command, of the core or of a package."""
+    told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert told.exit_code == 0, told.output
+    return set(re.findall(r"(?m)^  (?:-\w, )?(--[a-z-]+)", told.output))
 
 
 @pytest.mark.parametrize("page", sorted({b.page for b in OPEN if b.kind == "command"}))

@@ -27,6 +27,17 @@ RL = {
 OFFLINE = {**SHARED, **MODEL}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "sgrpo": {**RL, "train": {"alg_name": "sgrpo", "kl_coeff": 0.1, "correction": "truncate"}},
+    "grpo": {
+        **RL,
+        "data": RL["data"] | {"eval_rows": 6},
+        "train": {
+            "features": {
+                "chord": {"rows": "sft.jsonl"},
+                "entropy-mask": {},
+                "held-out-grader": {"data": "rl.jsonl", "grader": "exact", "pattern": "[0-9]"},
+            }
+        },
+    },
     "vapo": {**RL, "train": {"alg_name": "vapo"}},
     "dapo": {
         **RL,

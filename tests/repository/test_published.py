@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from oxrl_stats import medians
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
 GPU: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gpu" / "run.py"))
@@ -103,13 +105,16 @@ def test_a_figure_is_held_to_its_target(tmp_path: Path) -> None:
 
 
 def test_figures_are_medians_with_intervals() -> None:
-    found = runpy.run_path(str(ROOT / "benchmarks" / "intervals.py"))
-    assert found["median"]([3.0, 1.0, 2.0, 100.0, 2.5])[0] == 2.5
-    middle, low, high = found["median"]([1.0] * 9 + [50.0])
-    assert (middle, low, high) == (1.0, 1.0, 1.0)
-    assert found["ratio"]([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])[0] == 2.0
+    assert medians.median([3.0, 1.0, 2.0, 100.0, 2.5])[0] == 2.5
+    assert medians.median([1.0] * 9 + [50.0]) == [1.0, 1.0, 1.0]
+    assert medians.median([2.0]) == [2.0, 2.0, 2.0]
+    # Of two turns the median is in the middle, and a draw has one of them twice, or both.
+    assert medians.median([1.0, 2.0]) == [1.5, 1.0, 2.0]
+    assert medians.ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])[0] == 2.0
+    # 11 by 10, where the median of both ratios would be 2.6.
+    assert medians.ratio_of_sums([10.0, 1.0], [2.0, 8.0]) == [1.1, 0.125, 5.0]
     with pytest.raises(ValueError, match="shorter"):
-        found["ratio"]([1.0, 2.0], [1.0])
+        medians.ratio([1.0, 2.0], [1.0])
 
 
 def test_a_benchmark_that_fails_leaves_the_figures_that_it_found(

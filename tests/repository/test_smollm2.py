@@ -191,8 +191,8 @@ def made_records() -> dict[tuple[str, int], dict[str, Any]]:
         "peak_gb": 5.04,
         "steps": 10,
     }
-    untrained = {"samples": 8, "right": [0, 0, 4, 0], "shown": [["7?", "I *think*\nso", 0.0]]}
-    learned = {"samples": 8, "right": [8, 0, 8, 0], "shown": [["7?", "8", 1.0]]}
+    untrained = {"samples": 8, "right": [0, 0, 4, 0] * 2, "shown": [["7?", "I *think*\nso", 0.0]]}
+    learned = {"samples": 8, "right": [8, 0, 8, 0] * 2, "shown": [["7?", "8", 1.0]]}
     curve = [[step, 0.1 * step] for step in range(10)]
     before = {"family": "arithmetic-before", "seed": 0, "kind": "before", "before": untrained}
     told = {"family": "arithmetic", "kind": "rl", "curve": curve, "after": learned}
@@ -207,7 +207,8 @@ def test_a_row_of_the_page_has_the_change_its_interval_and_what_it_cost() -> Non
     records = made_records()
     table = PAGE["reinforcement"](records)
     assert table[2] == (
-        "| arithmetic | 0 | 12.5 | 50.0 | +37.5 [+0.0, +75.0] | 25.0 | 50.0 | 8 | 0.20 to 0.70 "
+        "| arithmetic | 0 | 12.5 [2.8, 41.3] | 50.0 [17.9, 82.1] | +37.5 [+12.5, +68.8] "
+        "| 25.0 [5.7, 64.9] | 50.0 [17.9, 82.1] | 8 | 0.20 to 0.70 "
         "| 20.0 (busy: load 5 to 8) | 12.3 | 5.0 |"
     )
     assert "| – | 5.0 |" in table[3]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from oxrl.assembly import assemble
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
-from oxrl.errors import ConfigError, Interrupted, NothingTrainedError
+from oxrl.errors import ConfigError, Interrupted
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
 from oxrl.runs.health_checks import PATIENCE, SIGNS, History
 from oxrl.tables.watch import HEALTH_CHECKS
 from oxrl.types import Completion, Metrics, Prompt, Score
+from support.command_line import oxrl
 from support.small_runs import metric_lines, rl_config
 
 FINE: Metrics = {
@@ -247,21 +248,27 @@ def test_a_run_stops_at_a_sign_and_goes_on_from_there(tmp_path: Path) -> None:
         rl_config(tmp_path, "other", run={"health": {"flat-rewards": "off"}})
 
 
-def nothing_trained(cfg: Config, *named: str) -> None:
-    """The run ends after 10 steps, with exit code 1 and one sentence that names the cause."""
-    with pytest.raises(NothingTrainedError) as caught:
-        run(cfg)
-    assert caught.value.exit_code == 1
-    text = str(caught.value)
-    assert "10 steps in a row" in text and "after step 10:" in text and "\n" not in text
-    assert [words for words in named if words not in text] == []
-    # It says so once more where nothing was mended.
-    with pytest.raises(NothingTrainedError, match="after step 20:"):
-        run(cfg, resume=True)
+def train(cfg: Config, *options: str) -> subprocess.CompletedProcess[str]:
+    folder = cfg.run.directory.parent
+    return oxrl("train", f"{cfg.run.name}.yaml", *options, folder=folder)
 
 
-def goes_on(cfg: Config, accept: str) -> None:
-    run(cfg, resume=True, accept=[accept])
+def ends_with_nothing_trained(cfg: Config, *named: str) -> None:
+    """`oxrl train` ends after 10 steps with exit code 1 and one sentence that names the cause; and
+    says so once more where nothing was mended.
+    """
+    for end, options in ((10, ()), (20, ("--resume",))):
+        ended = train(cfg, *options)
+        assert ended.returncode == 1, ended.stderr
+        told = ended.stderr.splitlines()[-1]
+        assert told.startswith("error: nothing was trained on, 10 steps in a row: ")
+        assert f"after step {end}:" in told and "Traceback" not in ended.stderr
+        assert [words for words in named if words not in told] == []
+
+
+def goes_on(cfg: Config, accepted: str) -> None:
+    ended = train(cfg, "--resume", "--accept-changes", accepted)
+    assert ended.returncode == 0, ended.stderr
     lines = metric_lines(cfg.run.directory)
     assert len(lines) == 24
     assert lines[-1]["update/grad_norm"] > 0 and not lines[-1]["data/empty_steps"]
@@ -285,24 +292,45 @@ def test_a_run_that_has_nothing_to_learn_from_ends(
     file = tmp_path / "reward.py"
     right = file.read_text()
     file.write_text(f"def digits(prompt, completion):\n    {broken}\n")
-    nothing_trained(cfg, *named)
+    ends_with_nothing_trained(cfg, *named)
     file.write_text(right)
     goes_on(cfg, "reward.name")
 
 
-def test_a_run_whose_samples_are_all_stale_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = rl_config(tmp_path, "run", run={"steps": 24})
-    rules = assemble.build_row_rules
-    # As of a sampler that never gets new weights, long after the run began.
-    monkeypatch.setattr(
-        assemble, "build_row_rules", lambda *a: rules(*a)._replace(max_staleness=-1)
+# As of a sampler that got no weights for long.
+LATE = """
+from dataclasses import replace
+from oxrl.recipes.features.base import Feature
+
+AGE = 9
+
+class Late(Feature):
+    def on_sampled(self, rollouts):
+        for place, rollout in enumerate(rollouts):
+            said = [
+                replace(one, versions=tuple(version - AGE for version in one.versions))
+                for one in rollout.completion.segments
+            ]
+            completion = replace(rollout.completion, segments=tuple(said))
+            rollouts[place] = replace(rollout, completion=completion)
+"""
+
+
+def test_a_run_whose_samples_are_all_stale_ends(tmp_path: Path) -> None:
+    file = tmp_path / "late.py"
+    file.write_text(LATE)
+    cfg = rl_config(
+        tmp_path,
+        "run",
+        run={"steps": 24},
+        train={"features": {f"{file}:Late": {}}},
+        rollout={"max_staleness": 1, "force_strict_on_policy": False},
     )
-    nothing_trained(cfg, "160 samples are older than rollout.max_staleness", "dropped_stale")
-    monkeypatch.undo()
-    run(cfg, resume=True)
-    assert metric_lines(cfg.run.directory)[-1]["update/grad_norm"] > 0
+    ends_with_nothing_trained(
+        cfg, "160 samples are older than rollout.max_staleness", "dropped_stale"
+    )
+    file.write_text(LATE.replace("AGE = 9", "AGE = 0"))
+    goes_on(cfg, "train.features")
 
 
 def probes(*found: tuple[float, float]) -> list[Metrics]:
@@ -324,6 +352,11 @@ def probes(*found: tuple[float, float]) -> list[Metrics]:
         # Something is learned all the same; it was, and is no longer.
         ([(0.0, 0.5), (0.2, 0.6), (0.3, 0.7), (0.4, 0.8)], False),
         ([(0.0, 0.5), (0.0, 0.8), (0.2, 0.8), (0.3, 0.75), (0.4, 0.7)], True),
+        # It was learned, and stays.
+        ([(0.0, 0.5), (0.2, 0.6), (0.3, 0.8), (0.3, 0.79), (0.3, 0.79), (0.3, 0.78)], False),
+        # The grader is the more lenient one of the two, and sees no difference.
+        ([(-0.5, 1.0), (-0.3, 1.0), (-0.1, 1.0), (0.0, 1.0), (0.09, 1.0)], False),
+        ([(-0.5, 1.0), (0.11, 1.0), (0.12, 1.0), (0.13, 1.0)], True),
     ],
 )
 def test_a_reward_is_hacked_where_another_grader_does_not_follow(

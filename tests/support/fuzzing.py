@@ -28,6 +28,18 @@ BASES: tuple[Values, ...] = (
         "data": {"train": "train.jsonl", "rows_per_step": 2},
         "train": {"alg_name": "sft"},
     },
+    # One update per batch of what is another algorithm then, and a bound that bounds nothing.
+    *(
+        {
+            "run": {"name": "f", "steps": 2},
+            "model": {"name": "builtin:tiny"},
+            "data": {"train": "train.jsonl", "prompts_per_step": 4},
+            "reward": {"name": "exact"},
+            "rollout": {"n_samples": 2, "max_tokens": 4},
+            "train": train,
+        }
+        for train in ({"alg_name": "fipo"}, {"alg_name": "drpo", "epochs": 2, "drpo_delta": 12.5})
+    ),
 )
 
 

@@ -10,7 +10,7 @@ import json
 import pickle
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -515,11 +515,24 @@ def test_an_own_feature_that_can_be_saved_is_kept_under_its_name(tmp_path: Path)
     assert own(Term).saved() == {}
 
 
-PLANNED = Planned(steps=10, updates=1, samples=1)
+ASKED_NOTHING: Any = None
+PLANNED = Planned(steps=10, updates=1, samples=1, given=ASKED_NOTHING, prompts=len)
+
+
+class Costs(Kept):
+    """Looks at its numbers before a run."""
+
+    @classmethod
+    def planned(cls, run: Planned, numbers: Mapping[str, Any]) -> str:
+        return f"{run.steps // numbers['every']} walks"
 
 
 def test_every_own_feature_is_tried() -> None:
-    with giving({name_of(Kept): Kept, name_of(dict): dict}):
+    with giving({name_of(Kept): Kept, name_of(dict): dict, name_of(Costs): Costs}):
         assert tried_features({name_of(Kept): {}}, PLANNED) == "python:Kept: made when a run starts"
+        told = tried_features({name_of(Kept): {}, name_of(Costs): {"every": 3}}, PLANNED)
+        assert told == "python:Kept, python:Costs (3 walks): made when a run starts"
         with pytest.raises(ConfigError, match=r"train\.features=python:dict"):
             tried_features({name_of(Kept): {}, name_of(dict): {}}, PLANNED)
+        with pytest.raises(ConfigError, match=r"python:Costs: planned raised KeyError: 'every'"):
+            tried_features({name_of(Costs): {}}, PLANNED)

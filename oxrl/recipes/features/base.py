@@ -82,15 +82,18 @@ class FeatureInputs:
 
 
 class Planned(NamedTuple):
-    """What is known of a run before it begins.
+    """The facts known of a run before it begins.
 
     steps: optimizer steps. updates: of them, on each rollout batch. samples: answers to each
-    held-out prompt.
+    held-out prompt. given: what features are built from, but for models: none is loaded yet.
+    prompts: how many a file has, read as that of `data.eval` is.
     """
 
     steps: int
     updates: int
     samples: int
+    given: FeatureInputs
+    prompts: Callable[[str], int]
 
 
 class Prepared(NamedTuple):
@@ -129,7 +132,18 @@ class Feature:
 
     @classmethod
     def planned(cls, run: Planned, numbers: Mapping[str, object]) -> str:
-        """Say for `oxrl plan` what it watches and what that costs; empty: it costs nothing."""
+        """Look at its numbers before a run begins, for `oxrl plan` too; say what it costs.
+
+        Args:
+            run: what is known of it.
+            numbers: of `train.features`.
+
+        Returns:
+            What it does beside training, in words; empty: it costs nothing.
+
+        Raises:
+            ConfigError: what is wrong with a number.
+        """
         return ""
 
     def on_assembled(self, answers: Callable[[str], AnswersAt]) -> None:

@@ -91,8 +91,9 @@ def tried_features(features: Mapping[str, Mapping[str, Value]], run: Planned) ->
     """
     told: list[str] = []
     for name, numbers in features.items():
-        made = find_feature(name).value
-        costs = made.planned(run, numbers) if isinstance(made, type) else ""
+        found = find_feature(name)
+        known = isinstance(found.value, type)
+        costs = found.call(found.value.planned, run, numbers) if known else ""
         told.append(f"{name} ({costs})" if costs else name)
     return f"{', '.join(told)}: made when a run starts"
 
