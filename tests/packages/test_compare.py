@@ -151,9 +151,9 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     monkeypatch.chdir(runs)
     done = CliRunner().invoke(app, ["compare", *names, *options])
-    ours = isinstance(done.exception, OxrlError)
-    told = str(done.exception) if ours else done.output
-    assert (done.exception.exit_code if ours else done.exit_code) == 2, told
+    error = done.exception
+    told = str(error) if isinstance(error, OxrlError) else done.output
+    assert (error.exit_code if isinstance(error, OxrlError) else done.exit_code) == 2, told
     assert re.search(said, told.replace("\n", " ")), told
 
 

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def planted(text: str, way: str) -> str:
 def test_every_planted_prompt_is_found_and_no_other(way: str, length: int, chat: bool) -> None:
     asked = [story(seed, length) for seed in range(50)]
     chosen = set(range(0, 50, 10))
-    training = [{"prompt": story(1000 + seed, length)} for seed in range(200)]
+    training: list[dict[str, Any]] = [{"prompt": story(1000 + seed, length)} for seed in range(200)]
     for number in chosen:
         text = planted(asked[number], way)
         if chat:
@@ -95,7 +95,7 @@ def test_a_file_without_text_is_refused() -> None:
         search(records({"image": "a.png"}, {"prompt": "..."}), records({"prompt": "x"}))
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -169,7 +169,9 @@ def test_a_tenth_of_the_quickstarts_held_out_sums_is_found_in_whatever_way_they_
         lambda text: f" {text.replace('+', ' + ')} ??",
         lambda text: f"Please add these two numbers for me: {text} And do it with care!",
     ]
-    rows = [row.fields for row in islice(read_rows(sums / "rl.jsonl"), 2_000)]
+    rows: list[Mapping[str, Any]] = [
+        row.fields for row in islice(read_rows(sums / "rl.jsonl"), 2_000)
+    ]
     for place, number in enumerate(chosen):
         rows.insert(7 * place, {"prompt": ways[place % 3](held_out[number]), "answer": "0"})
     training = write(tmp_path / "training.jsonl", rows)
@@ -199,7 +201,7 @@ def test_what_cannot_be_looked_for_is_refused(
     write(tmp_path / "images.jsonl", [{"image": "a.png"}, {"prompt": "..."}])
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["contamination", "run.yaml", *words])
-    ours = isinstance(done.exception, OxrlError)
-    told = str(done.exception) if ours else done.output
-    assert (done.exception.exit_code if ours else done.exit_code) == 2, told
+    error = done.exception
+    told = str(error) if isinstance(error, OxrlError) else done.output
+    assert (error.exit_code if isinstance(error, OxrlError) else done.exit_code) == 2, told
     assert re.search(said, told.replace("\n", " ")), told
