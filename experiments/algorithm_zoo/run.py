@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -176,6 +177,8 @@ def learn(entry: Entry, folder: Path, seed: int) -> dict[str, Any]:
 def interval(values: Sequence[float]) -> Interval:
     """The mean of a figure per seed, with its 95 % interval over seeds: Student's t."""
     mean = statistics.mean(values)
+    if len(values) == 1:
+        return Interval(mean, math.nan, math.nan)
     half = student(len(values)) * statistics.stdev(values) / len(values) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
@@ -237,8 +240,9 @@ def cells(entry: Entry, seeds: list[dict[str, Any]], beside: list[dict[str, Any]
     gain = interval([line["after"] - line["before"] for line in seeds])
     difference = ""
     if entry.beside != entry.name:
-        pairs = zip(seeds, beside, strict=True)
-        difference = compared(interval([one["after"] - other["after"] for one, other in pairs]))
+        other = {line["seed"]: line["after"] for line in beside}
+        apart = [line["after"] - other[line["seed"]] for line in seeds if line["seed"] in other]
+        difference = compared(interval(apart)) if apart else ""
     return [
         entry.name,
         ", ".join(f"{line['before']:.1f}" for line in seeds),
