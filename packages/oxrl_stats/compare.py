@@ -35,7 +35,7 @@ from oxrl_stats.intervals import (
     is_binary,
     mean_interval,
 )
-from oxrl_stats.paired import Chance, difference, discordant, holm, mcnemar, sign_flips
+from oxrl_stats.paired import Chance, difference, holm, mcnemar, sign_flips
 
 # A difference counts where chance alone would show it, or a larger one, in fewer cases.
 LEVEL = 0.05
@@ -126,7 +126,7 @@ def _of_answers(one: Numbers, two: Numbers) -> float | None:
     """McNemar's p-value, where each prompt has one answer, which is right or wrong."""
     if one.shape[1] != 1 or not (is_binary(one) and is_binary(two)):
         return None
-    return mcnemar(discordant(one[:, 0], two[:, 0]))
+    return mcnemar(int((one > two).sum()), int((one < two).sum()))
 
 
 def check_same_prompts(first: Evaluated, second: Evaluated) -> None:

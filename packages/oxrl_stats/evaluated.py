@@ -150,7 +150,7 @@ def _line(where: str, line: Mapping[str, Any]) -> Line:
             reward=np.nan if line["reward"] is None else float(line["reward"]),
             seed=line["seed"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(
             f"{where}: not a response as `oxrl eval RUN --out FILE` writes it "
             f"({type(error).__name__}: {error})"

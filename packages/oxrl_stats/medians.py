@@ -51,7 +51,11 @@ def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Measured:
 
 
 def rounded(value: float) -> float:
-    """To four digits, which is more than any measurement is worth."""
+    """To four digits, which is more than any measurement is worth.
+
+    Args:
+        value: measured.
+    """
     return float(f"{value:.4g}")
 
 

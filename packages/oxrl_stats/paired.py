@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -93,36 +92,18 @@ def _signs(prompts: int, flips: int, seed: int) -> Iterator[Numbers]:
         yield np.where(random.integers(0, 2, (count, prompts)), 1.0, -1.0)
 
 
-class Discordant(NamedTuple):
-    """Prompts that one model alone answers rightly. first: the first one; second: the other one."""
-
-    first: int
-    second: int
-
-
-def discordant(first: Numbers, second: Numbers) -> Discordant:
-    """Count the prompts that one model alone answers rightly.
-
-    Args:
-        first, second: [prompts], 0 or 1.
-    """
-    return Discordant(int((first > second).sum()), int((first < second).sum()))
-
-
-def mcnemar(found: Discordant) -> float:
+def mcnemar(first: int, second: int) -> float:
     """McNemar's exact test: of the prompts that one model alone gets right, are as many of one as
     of the other?
 
     Args:
-        found: those prompts.
+        first, second: prompts that one model alone gets right, and the other one alone.
 
     Source:
         McNemar 1947, as a two-sided binomial test of the discordant pairs.
     """
-    pairs = found.first + found.second
-    if not pairs:
-        return 1.0
-    return float(stats.binomtest(found.first, pairs).pvalue)
+    pairs = first + second
+    return float(stats.binomtest(first, pairs).pvalue) if pairs else 1.0
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -38,11 +38,11 @@ def answers(choose: random.Random, path: Path, prompts: int, samples: int) -> No
     """A file of an evaluation, of which something may be wrong."""
     lines: list[Any] = [
         {"uid": f"u{draw}", "draw": draw, "sample": sample, "step": 0, "prompt": f"q{draw}"}
-        | {"reward": choose.choice((0.0, 1.0, 1.0, None)), "seed": 16 * draw + sample}
+        | {"reward": choose.choice((*[0.0, 1.0, 0.5] * 10, None)), "seed": 16 * draw + sample}
         for draw in range(prompts)
         for sample in range(samples)
     ]
-    for _ in range(choose.choice((0, 0, 1, 2))):
+    for _ in range(choose.choice((0, 0, 0, 1, 2))):
         place = choose.randrange(len(lines))
         kind = choose.randrange(5)
         if kind == 0:

@@ -26,7 +26,7 @@ from oxrl_stats.compare import (
 )
 from oxrl_stats.evaluated import Evaluated, read_answers
 from oxrl_stats.intervals import Numbers
-from oxrl_stats.paired import holm
+from oxrl_stats.paired import holm, mcnemar
 from oxrl_stats.plots import draw_intervals
 from support.figures import Learned
 from support.small_runs import rl_config
@@ -256,6 +256,8 @@ def test_prompts_without_a_score_on_one_side_are_left_out_of_both() -> None:
     )
     assert "2 left out without a score" in table(Comparison(pairs=[found], selections=[]))
     assert compared("data", model("a", [[1, 0]] * 6), model("b", [[1, 1]] * 6)).answers is None
+    discordant = compared("data", model("a", [1, 1, 1, 0, 0, 1]), model("b", [0, 1, 0, 1, 0, 0]))
+    assert discordant.answers == mcnemar(3, 1) < 1
 
 
 def test_noise_is_common_where_the_sampler_draws_by_seeds_that_are_equal() -> None:

@@ -49,7 +49,7 @@ NOTHING_LEARNED = (
 def without_interval(name: str, text: str) -> list[str]:
     """Figures of a page that have no interval and no reason, with what stands around them."""
     told = INTERVAL.sub(" []", text)
-    told = re.sub(r"95 %(?= interval| bootstrap|\])", "", told)
+    told = re.sub(r"95 %(?=\s+(?:interval|bootstrap)|\])", "", told)
     for page, around in EXEMPT:
         if page == name:
             told = told.replace(around, "")

@@ -33,11 +33,11 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # change that states what it costs.
 MOST_NODES = {
     "the core": 340_350,
-    "packages": 71_750,
+    "packages": 87_400,
     ".": 7_900,
-    "assembly": 16_500,
+    "assembly": 17_150,
     "checkpoint": 10_500,
-    "cli": 5_100,
+    "cli": 5_900,
     "commands": 13_300,
     "config": 28_350,
     "data": 32_450,
@@ -47,25 +47,27 @@ MOST_NODES = {
     "modelfiles": 6_400,
     "models": 19_650,
     "plan": 9_500,
-    "recipes": 23_750,
+    "recipes": 24_550,
     "report": 3_950,
     "rewards": 14_900,
     "rollouts": 13_900,
-    "runs": 21_850,
+    "runs": 22_550,
     "tables": 8_100,
     "usercode": 12_200,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
+    "oxrl_features": 3_550,
     "oxrl_graders": 21_350,
     "oxrl_robots": 8_000,
     "oxrl_sandbox": 19_350,
+    "oxrl_stats": 12_100,
     "oxrl_trackers": 2_750,
     "oxrl_proofs": 25_300,
     "one_page": 4_550,
 }
 # Files that a run imports: a default one, and one with the reward for maths, an evaluation and
 # checkpoints.
-MOST_READ = {"default": 144, "usual": 166}
+MOST_READ = {"default": 144, "usual": 169}
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -93,7 +95,7 @@ ITERATION_BRANCHES = 50
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 103
+MOST_INNER_IMPORTS = 109
 
 COLLECTIONS = {
     "Callable",
@@ -340,7 +342,8 @@ def test_no_function_is_long_or_has_many_branches_or_arguments() -> None:
         if branches > MOST_BRANCHES:
             found.append(f"{where} has {branches} branches, at most {MOST_BRANCHES}")
         # Signatures of maths list tensors and numbers, commands their options.
-        exempt = path.parts[0] in ("functional", "cli", "api.py")
+        of_command = path.parts[0] == "cli" or path.name == "commands.py"
+        exempt = of_command or path.parts[0] in ("functional", "api.py")
         if arguments > MOST_ARGUMENTS and not exempt:
             found.append(f"{where} has {arguments} arguments, at most {MOST_ARGUMENTS}")
     assert found == []
