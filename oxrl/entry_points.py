@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 OURS = "oxrl"
 # The entry points of commands.
 COMMANDS = "oxrl.commands"
+# Those of functions that say how sure the figures of an evaluation are.
+STATISTICS = "oxrl.statistics"
 # In a checkout it says what there is; what was installed of it may be older.
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # What the core has itself, where nothing says what is installed.

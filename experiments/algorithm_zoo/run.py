@@ -2,32 +2,35 @@
 three seeds.
 
     python experiments/algorithm_zoo/run.py
-        every row that trains, then the table and the plot
+        every row that trains, and what is compared with it; then the tables and the plot
     python experiments/algorithm_zoo/run.py --rows gspo dapo    some rows only
-    python experiments/algorithm_zoo/run.py --table             table and plot from results.jsonl
+    python experiments/algorithm_zoo/run.py --table             tables and plot from the records
 
-The task, the model and the warm start are the quickstart's. `results.jsonl` gets a line per row and
-seed as soon as it is known; a row and seed that is in it already is not run again: start an
-interrupted job again to continue it.
+The task, the model and the warm start are the quickstart's. The record, `results.jsonl` if
+`--record` names no other, gets a line per row and seed as soon as it is known; a row and seed that
+is in it already is not run again: start an interrupted job again to continue it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oxrl.commands.evaluate import run_eval
 from oxrl.commands.train import run
 from oxrl.config import load_config
-from oxrl.errors import OxrlError
-from oxrl.tables.policy import ROWS, Row
+from oxrl.errors import Interrupted, OxrlError
+from oxrl.tables.policy import ROWS
 from oxrl_datasets.prepare import PREPARERS
+from oxrl_stats.intervals import Interval, student
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"
@@ -41,6 +44,13 @@ TASK = {
 }
 EVAL_SAMPLES = 4
 GAIN = 5.0
+# What every row is compared with, and the run whose rewards say nothing of its responses.
+USUAL = "sgrpo"
+CONTROL = "sgrpo, permuted rewards"
+# Supervised training that goes on from the warm start, on the same answers.
+SFT = "sft, 100 steps more"
+DFT = "dft, 100 steps more"
+MORE = ["run.steps=100", "train.lr=5e-4"]
 # What a row cannot do without, or what its source asks for, beyond the shared settings.
 EXTRA: dict[str, list[str]] = {
     "pkpo": ["train.pass_k=4"],
@@ -50,14 +60,53 @@ EXTRA: dict[str, list[str]] = {
     "prorl": ["train.reference_sync_steps=20"],
 }
 CRITIC = ["train.critic_lr=1e-3"]
+# Rows without an importance ratio: one update per batch, as many samples for each.
+ON_POLICY = ["train.minibatches=1", "data.prompts_per_step=32"]
+# Rows that this task has nothing for.
+ELSEWHERE = {
+    "turn_grpo": "compares turns of an environment",
+    "gdpo": "compares the parts of a reward, and this one has one",
+}
+# Records, one to a processor.
+RECORDS = ("results.jsonl", "results_second_processor.jsonl")
 
 
-def overrides(row: Row) -> list[str]:
-    """The row's own settings."""
+class Entry(NamedTuple):
+    """One line of a table: a row of the algorithms' table, what is set beside it, and the entry
+    that it is compared with.
+    """
+
+    name: str
+    row: str
+    given: Sequence[str] = ()
+    beside: str = USUAL
+
+
+def entries() -> list[Entry]:
+    """What is trained: every row that can be, and variants of some."""
+    rows = [
+        Entry(row.name, row.name)
+        for row in ROWS.of("rl")
+        if not row.unsupported and row.name not in ELSEWHERE
+    ]
+    return [
+        *rows,
+        Entry("maxrl, order 2", "maxrl", ["train.maxrl_order=2"]),
+        Entry(CONTROL, USUAL, ["train.features={permuted-rewards: {}}"]),
+        Entry(SFT, "sft", MORE, beside=SFT),
+        Entry(DFT, "dft", MORE, beside=SFT),
+    ]
+
+
+def overrides(entry: Entry) -> list[str]:
+    """An entry's own settings."""
+    row = ROWS[entry.row]
     return [
         f"train.alg_name={row.name}",
         *(CRITIC if "critic" in row.needs else []),
+        *(ON_POLICY if row.gate == "policy_gradient" else []),
         *EXTRA.get(row.name, []),
+        *entry.given,
     ]
 
 
@@ -100,53 +149,108 @@ def warm_start(folder: Path, seed: int) -> Path:
     return newest(folder / "warm")
 
 
-def learn(row: Row, folder: Path, seed: int) -> dict[str, Any]:
-    """Train one row from the warm start; what was measured, or what stopped it."""
+def learn(entry: Entry, folder: Path, seed: int) -> dict[str, Any]:
+    """Train one entry from the warm start; what was measured, or what stopped it."""
     warm = warm_start(folder, seed)
     before = json.loads((folder / "warm/finished.json").read_text())["accuracy"]
-    target = folder / row.name
+    target = folder / entry.name.replace(", ", "_").replace(" ", "_")
     shutil.rmtree(target, ignore_errors=True)
+    supervised = ROWS[entry.row].recipe == "supervised"
     given = [
         f"run.seed={seed}",
         f"run.dir={target}",
         f"model.name={warm}",
-        f"data.train={folder / 'data/rl.jsonl'}",
+        f"data.train={folder / ('data/sft.jsonl' if supervised else 'data/rl.jsonl')}",
+        *overrides(entry),
     ]
-    line: dict[str, Any] = {"row": row.name, "seed": seed, "before": before}
+    config = QUICKSTART / "sft.yaml" if supervised else HERE / "run.yaml"
+    line: dict[str, Any] = {"row": entry.name, "seed": seed, "before": before}
     try:
-        run(load_config(HERE / "run.yaml", given + overrides(row)))
+        run(load_config(config, given))
+    except Interrupted:
+        raise  # by whoever started this: it goes on another time
     except OxrlError as error:
         return line | {"stopped": str(error)}
     return line | {"after": accuracy(newest(target), folder, seed)}
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown lines: one row each, then what is not run and why."""
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of a figure per seed, with its 95 % interval over seeds: Student's t."""
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return Interval(mean, math.nan, math.nan)
+    half = student(len(values)) * statistics.stdev(values) / len(values) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+def shown(found: Interval) -> str:
+    return f"{found.value:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def compared(found: Interval) -> str:
+    """A difference, and whether it is one: its interval excludes 0."""
+    verdict = "more" if found.low > 0 else "less" if found.high < 0 else ""
+    return f"{shown(found)} {verdict}".rstrip()
+
+
+def by_row(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Results of each entry, by seed."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in results:
+    for line in sorted(results, key=lambda line: line["seed"]):
         found[line["row"]].append(line)
+    return found
+
+
+def table(results: list[dict[str, Any]], *, whole: bool) -> list[str]:
+    """Markdown lines: one entry each.
+
+    Args:
+        results: of one processor.
+        whole: name the rows that are not among them, and why.
+    """
+    found = by_row(results)
     lines = [
-        "| row | before | after, per seed | mean gain (points) | learns |",
-        "|---|---|---|---|---|",
+        "| row | before | after, per seed | gain (points) | minus sgrpo; dft: minus sft | learns |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, row in ROWS.items():
-        if row.recipe != "rl":
-            continue
-        seeds = sorted(found[name], key=lambda line: line["seed"])
-        if not seeds:
-            lines.append(f"| {name} | | | | not run: {row.unsupported or 'no result yet'} |")
-            continue
+    for entry in entries():
+        seeds = found[entry.name]
         stopped = [line["stopped"] for line in seeds if "stopped" in line]
         if stopped:
-            lines.append(f"| {name} | | | | stopped: {stopped[0]} |")
-            continue
-        gain = statistics.mean(line["after"] - line["before"] for line in seeds)
-        before = ", ".join(f"{line['before']:.1f}" for line in seeds)
-        after = ", ".join(f"{line['after']:.1f}" for line in seeds)
-        lines.append(
-            f"| {name} | {before} | {after} | {gain:+.1f} | {'yes' if gain >= GAIN else 'NO'} |"
-        )
+            lines.append(f"| {entry.name} | | | | | stopped: {stopped[0]} |")
+        elif seeds:
+            lines.append(f"| {' | '.join(cells(entry, seeds, found[entry.beside]))} |")
+    if whole:
+        shown_rows = [entry.name for entry in entries() if found[entry.name]]
+        for row in ROWS.of("rl"):
+            if row.name not in shown_rows:
+                why = row.unsupported or ELSEWHERE.get(row.name, "in the table above")
+                lines.append(f"| {row.name} | | | | | not here: {why} |")
     return lines
+
+
+def cells(entry: Entry, seeds: list[dict[str, Any]], beside: list[dict[str, Any]]) -> list[str]:
+    """A line of the table.
+
+    Args:
+        entry: that it is of.
+        seeds: its results.
+        beside: those of what it is compared with.
+    """
+    gain = interval([line["after"] - line["before"] for line in seeds])
+    difference = ""
+    if entry.beside != entry.name:
+        other = {line["seed"]: line["after"] for line in beside}
+        apart = [line["after"] - other[line["seed"]] for line in seeds if line["seed"] in other]
+        difference = compared(interval(apart)) if apart else ""
+    return [
+        entry.name,
+        ", ".join(f"{line['before']:.1f}" for line in seeds),
+        ", ".join(f"{line['after']:.1f}" for line in seeds),
+        shown(gain),
+        difference,
+        "yes" if gain.low > GAIN else "NO",
+    ]
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
@@ -174,24 +278,34 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def write_results(results: list[dict[str, Any]]) -> None:
-    """Put the table between the markers of README.md and draw the plot beside it."""
+def read(record: str) -> list[dict[str, Any]]:
+    """The lines of a record; none where there is no such file yet."""
+    path = HERE / record
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_tables() -> None:
+    """Put a table of each record between its markers of README.md, and draw the first one."""
     readme = HERE / "README.md"
-    head, rest = readme.read_text(encoding="utf-8").split("<!-- table -->\n", 1)
-    tail = rest.split("<!-- end of table -->\n", 1)[1]
-    middle = "\n".join(table(results))
-    readme.write_text(
-        f"{head}<!-- table -->\n{middle}\n<!-- end of table -->\n{tail}", encoding="utf-8"
-    )
-    plot(results, HERE / "gains.svg")
+    text = readme.read_text(encoding="utf-8")
+    for record in RECORDS:
+        begin = f"<!-- {record} -->\n"
+        head, rest = text.split(begin, 1)
+        _, tail = rest.split("<!-- end -->\n", 1)
+        rows = "\n".join(table(read(record), whole=record == RECORDS[0]))
+        text = f"{head}{begin}{rows}\n<!-- end -->\n{tail}"
+    readme.write_text(text, encoding="utf-8")
+    plot(read(RECORDS[0]), HERE / "gains.svg")
 
 
 def main() -> None:
+    known_names = {entry.name: entry for entry in entries()}
     parser = argparse.ArgumentParser(
         description="Train every row of the table for the same small budget."
     )
-    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), help="only these rows")
+    parser.add_argument("--rows", nargs="+", choices=sorted(known_names), help="only these")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--record", choices=RECORDS, default=RECORDS[0], help="where lines go")
     parser.add_argument(
         "--out",
         type=Path,
@@ -200,25 +314,19 @@ def main() -> None:
     )
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
-    record = HERE / "results.jsonl"
-    results = (
-        [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    )
-    known = {(line["row"], line["seed"]) for line in results}
-    chosen = [
-        row for row in ROWS.values() if row.recipe == "rl" and row.name in (arguments.rows or ROWS)
-    ]
+    known = {(line["row"], line["seed"]) for line in read(arguments.record)}
+    chosen = [known_names[name] for name in arguments.rows or known_names]
     for seed in range(0 if arguments.table else arguments.seeds):
-        for row in chosen:
-            if row.unsupported or (row.name, seed) in known:
+        for entry in chosen:
+            if (entry.name, seed) in known:
                 continue
-            line = learn(row, arguments.out / f"seed_{seed}", seed)
-            results.append(line)
-            with record.open("a", encoding="utf-8") as stream:
+            line = learn(entry, arguments.out / f"seed_{seed}", seed)
+            with (HERE / arguments.record).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
             say(json.dumps(line))
-    write_results(results)
-    say("\n".join(table(results)))
+    write_tables()
+    for record in RECORDS:
+        say("\n".join(table(read(record), whole=record == RECORDS[0])))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 
 from oxrl.cli.console import Out, Overrides, say, writable
-from oxrl.entry_points import own_function
+from oxrl.entry_points import STATISTICS, own_function
 from oxrl.errors import ConfigError
 from oxrl.models.lazy_transformers import import_model_classes
-
-# Metrics that stand behind the one of which they are the interval.
-ENDS = ("_low", "_high")
 
 
 def evaluate(
@@ -45,9 +42,7 @@ def evaluate(
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
     import_model_classes()
-    from oxrl.commands.evaluate import evaluate_target  # torch
-    from oxrl.recipes.scored_answers import STATISTICS  # torch
-    from oxrl.runs.console import bounds  # of what is printed
+    from oxrl.commands.evaluate import evaluate_target, told  # torch
 
     if budgets is not None:
         by_budget = own_function(STATISTICS, "run_budgets")
@@ -64,9 +59,4 @@ def evaluate(
     found = evaluate_target(
         target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out
     )
-    for name, value in found.metrics.items():
-        if not name.endswith(ENDS):
-            typer.echo(f"{name:<24}{value:.6g}{bounds(found.metrics, name)}")
-    advice = own_function(STATISTICS, "evaluation_advice")
-    if advice is not None and found.rollouts:
-        typer.echo(advice(found.rollouts, found.samples))
+    say(told(found))

@@ -25,7 +25,7 @@ from oxrl.data.samples import sample_line
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import module_sampler
 from oxrl.engines.sample.sampler import generate
-from oxrl.entry_points import own_function
+from oxrl.entry_points import STATISTICS, own_function
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import has_image_processor, vision_family
@@ -33,7 +33,6 @@ from oxrl.modelfiles.hub import locate
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.recipes.scored_answers import (
-    STATISTICS,
     evaluation_metrics,
     evaluation_seed,
     in_groups,
@@ -43,6 +42,7 @@ from oxrl.recipes.supervised import evaluate_loss
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, bars
 from oxrl.runs.checkpoints import longest_row
+from oxrl.runs.console import bounds
 from oxrl.runs.device import chosen_device
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 GENERATION = Sampling(max_tokens=256)
 # Longest wait for the next response of it, in seconds.
 GENERATION_S = 600.0
+# Metrics that stand behind the one of which they are the interval.
+ENDS = ("_low", "_high")
 # Responses sampled at the same time.
 MOST_ROWS = 64
 
@@ -197,6 +199,20 @@ def check_samples_differ(cfg: Config, samples: int, temperature: float) -> None:
             f"--samples {samples} at temperature 0: the responses to a prompt are all the same, "
             f"and one would count as {samples}; write --samples 1, or --temperature 1"
         )
+
+
+def told(found: Evaluated) -> str:
+    """What was measured, a line each with its interval, and what would make that narrower."""
+    metrics = found.metrics
+    lines = [
+        f"{name:<24}{value:.6g}{bounds(metrics, name)}"
+        for name, value in metrics.items()
+        if not name.endswith(ENDS)
+    ]
+    advice = own_function(STATISTICS, "evaluation_advice")
+    if advice is not None and found.rollouts:
+        lines.append(advice(found.rollouts, found.samples))
+    return "\n".join(lines)
 
 
 def held_out_file(cfg: Config, run: Path | None) -> str:

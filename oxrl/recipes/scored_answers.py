@@ -17,7 +17,7 @@ from oxrl.data.batching import how_it_ended
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.sampler import OnFinished, generate, ignore
-from oxrl.entry_points import own_function
+from oxrl.entry_points import STATISTICS, own_function
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.recipes.session import Session
 from oxrl.rewards.pools import GroupScorer
@@ -28,8 +28,6 @@ from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 
 Item = TypeVar("Item")
-# Entry points of functions that say how sure the figures of an evaluation are.
-STATISTICS = "oxrl.statistics"
 # Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
 TOLD_EVERY_S = 1.0
 

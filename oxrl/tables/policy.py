@@ -906,7 +906,10 @@ _ROWS = (
         "arXiv:2508.05629",
         "supervised fine-tuning in which each token counts by its probability under the model",
         recipe="supervised",
-        use="Given answers unlike the model's own, of which it should keep what it knows.",
+        use=(
+            "Given answers unlike the model's own, of which it should keep what it knows; random "
+            "weights learn nothing by it."
+        ),
     ),
     Row(
         "rft",
