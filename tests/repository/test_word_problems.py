@@ -110,7 +110,8 @@ def test_results_are_told_with_every_seed() -> None:
         for seed, share in ((1, 0.25), (0, 0.125))
     ]
     table = made["table"](lines)
-    assert table[2] == f"| svamp | dpo | 12.5, 25.0 | 18.8 |{' 50.0 |' * 7} 10 |"
+    told = "12.5 [7, 22], 25.0 [17, 36] | 18.8 [12, 29]"
+    assert table[2] == f"| svamp | dpo | {told} |{' 50.0 [39, 61] |' * 7} 10 |"
     assert table[0].count("|") == table[1].count("|") == table[2].count("|")
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     kept = made["read"](FOLDER / "results.jsonl")
