@@ -34,7 +34,7 @@ from oxrl.types import (
     TokenBatch,
 )
 from oxrl.usercode.given import giving, name_of
-from oxrl_features.chord import Schedule, imitation_loss
+from oxrl_features.chord import Chord, Schedule, imitation_loss
 from oxrl_features.echo import environment_tokens
 from oxrl_features.entropy_mask import EntropyMask, forks
 from oxrl_features.held_out_grader import HeldOutGrader, is_due, worth
@@ -172,6 +172,41 @@ def test_at_a_share_of_one_nothing_but_the_given_answers_is_learned(tmp_path: Pa
     newest = "model.safetensors"
     assert found["alone"][newest] == found["exchanged"][newest]
     assert found["alone"][newest] != found["row"][newest]
+
+
+def test_given_answers_weigh_m_of_their_step_and_ones_own_the_rest(tmp_path: Path) -> None:
+    mask = torch.tensor([[False, True, True]])
+    answers = SupervisedBatch(
+        inputs=TokenBatch(tokens=mask.long(), attention_mask=~mask | mask, response_mask=mask),
+        loss_weights=mask / 2,
+    )
+    drawn: list[range] = []
+    learned: list[SupervisedBatch] = []
+
+    def at(draws: range) -> SupervisedBatch:
+        drawn.append(draws)
+        return answers
+
+    def forward_backward(batch: SupervisedBatch, loss: object, want: object) -> Output:
+        learned.append(batch)
+        return Output(logprobs=torch.full(mask.shape, -2.0))
+
+    policy: Any = SimpleNamespace(forward_backward=forward_backward)
+    made = replace(given(rows=lambda path: at), models={"policy": policy})
+    path = str(inputs(tmp_path) / "chats.jsonl")
+    feature = Chord(made, path, rows_per_step=3, peak=0.8, valley=0.2, decay_steps=10)
+    batch = policy_batch(rollout_batch(0))
+    batch = replace(batch, loss_weights=torch.ones_like(batch.advantages))
+    before: Any = SimpleNamespace(version=4)
+    feature.on_prepared(batch, before)
+    for step in (4, 5):
+        share = Schedule(peak=0.8, valley=0.2, warmup_steps=0, decay_steps=10).at(step)
+        own = feature.on_minibatch(batch).loss_weights
+        assert torch.allclose(own, batch.loss_weights * (1 - share))
+        told = feature.add_gradients(torch.zeros(0), batch)
+        assert told == pytest.approx({"chord/share": share, "chord/nll": 2.0})
+        assert drawn[-1] == range(3 * step, 3 * step + 3)
+        assert torch.allclose(learned[-1].loss_weights, answers.loss_weights * share)
 
 
 def test_only_forks_learn() -> None:
@@ -328,10 +363,10 @@ def test_of_answers_their_length_is_told_and_how_many_match_a_pattern() -> None:
     )
     answers = [
         SimpleNamespace(completion=SimpleNamespace(text=text, sampled=len(text)))
-        for text in ("12", "3 or so", "x7", "")
+        for text in ("12", "3 or so", "x7", "8", "")
     ]
     told = monitor._about(answers)
-    assert told == {"monitor/length_mean": 11 / 4, "monitor/pattern_frac": 0.5}
+    assert told == {"monitor/length_mean": 12 / 5, "monitor/pattern_frac": 0.6}
 
 
 def test_a_plan_names_the_monitors_and_what_they_cost(tmp_path: Path) -> None:
