@@ -202,7 +202,7 @@ def check_samples_differ(cfg: Config, samples: int, temperature: float) -> None:
 
 
 def told(found: Evaluated) -> str:
-    """What was measured, a line each with its interval, and what would make that narrower."""
+    """Every metric on a line, with its interval, and behind them advice on how to narrow it."""
     metrics = found.metrics
     lines = [
         f"{name:<24}{value:.6g}{bounds(metrics, name)}"
