@@ -82,11 +82,6 @@ class Evaluator:
         return bool(self._cfg.environment.name)
 
     @property
-    def shares_noise(self) -> bool:
-        """True if its sampler draws by seed and place, as others do."""
-        return self._cfg.inference_engine.name == "local"
-
-    @property
     def measured(self) -> Mapping[str, object]:
         """The fields that say what its rewards measure, by their names."""
         found: dict[str, object] = {}

@@ -118,7 +118,7 @@ def compared(data: str, first: Evaluated, second: Evaluated) -> Compared:
         chance=sign_flips(gaps),
         answers=_of_answers(one, two),
         equal=float((one == two).mean()),
-        common_noise=bool(first.noise) and first.noise == second.noise,
+        common_noise=first.noise == second.noise,
     )
 
 

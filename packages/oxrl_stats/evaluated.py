@@ -25,7 +25,7 @@ class Evaluated:
 
     name: as it was asked for. uids, questions: of the prompts. rewards: [prompts, samples], NaN
     where a response has no score. noise: a digest of what all of its random choices are made of,
-    the same for two models that share their noise; empty: of the sampler's own.
+    the same for two models that share their noise.
     """
 
     name: str
@@ -80,7 +80,7 @@ def answered(model: Evaluator, asked: Asked) -> Evaluated:
         uids=tuple(prompt.uid for prompt in prompts),
         questions=tuple(str(prompt.question) for prompt in prompts),
         rewards=rewards_of(groups, samples=asked.samples),
-        noise=noise_of(rollout.seed for rollout in rollouts) if model.shares_noise else "",
+        noise=noise_of(rollout.seed for rollout in rollouts),
     )
 
 
