@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oxrl.commands.evaluator import Asked, Evaluator
-from oxrl.errors import ConfigError, DataError
+from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes.scored_answers import in_groups
 from oxrl.runs.files import read_records
 from oxrl_stats.evaluation import rewards_of
@@ -113,7 +113,11 @@ def read_answers(path: Path) -> Evaluated:
     Raises:
         DataError: it is something else; names the line.
     """
-    lines = [_line(f"{path}, line {n}", one) for n, one in enumerate(read_records(path), start=1)]
+    try:
+        records = list(read_records(path))
+    except RunDirectoryError as error:
+        raise DataError(f"{path} is no evaluation; `oxrl eval RUN --out {path}`: {error}") from error
+    lines = [_line(f"{path}, line {n}", one) for n, one in enumerate(records, start=1)]
     if not lines:
         raise DataError(f"{path} is no evaluation: it has no line; `oxrl eval RUN --out {path}`")
     lines.sort(key=lambda line: (line.draw, line.sample))

@@ -192,6 +192,13 @@ def test_a_file_that_lacks_a_field_is_no_evaluation(name: str, tmp_path: Path) -
         read_answers(path)
 
 
+def test_a_file_of_anything_else_is_no_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("to do\n")
+    with pytest.raises(DataError, match=r"notes.jsonl is no evaluation; `oxrl eval RUN --out"):
+        read_answers(path)
+
+
 def test_a_response_that_is_there_twice_is_told(tmp_path: Path) -> None:
     path = answers(tmp_path / "one.jsonl", np.ones((8, 2)))
     path.write_text(path.read_text() * 2)
