@@ -116,7 +116,8 @@ def read_answers(path: Path) -> Evaluated:
     try:
         records = list(read_records(path))
     except RunDirectoryError as error:
-        raise DataError(f"{path} is no evaluation; `oxrl eval RUN --out {path}`: {error}") from error
+        told = f"{path} is no evaluation; `oxrl eval RUN --out {path}`: {error}"
+        raise DataError(told) from error
     lines = [_line(f"{path}, line {n}", one) for n, one in enumerate(records, start=1)]
     if not lines:
         raise DataError(f"{path} is no evaluation: it has no line; `oxrl eval RUN --out {path}`")
