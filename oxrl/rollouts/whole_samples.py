@@ -150,7 +150,7 @@ def read_step(path: Path, columns: Columns = NOTHING_MORE) -> RolloutStep:
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for messages
             group = decode(line)
             place = step.baselines if group["baseline"] else step.rollouts
-            place += _rollouts(group, columns)
+            place += rollouts_of(group, columns)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -160,7 +160,13 @@ def read_step(path: Path, columns: Columns = NOTHING_MORE) -> RolloutStep:
     return step
 
 
-def _rollouts(group: Json, columns: Columns) -> Iterator[Rollout]:
+def rollouts_of(group: Json, columns: Columns) -> Iterator[Rollout]:
+    """The responses to one prompt, from its line as `written` gives it.
+
+    Args:
+        group: the line's fields.
+        columns: that have to be there of every token that was sampled.
+    """
     prompt = prompt_of(group["prompt"])
     for response in group["responses"]:
         yield Rollout(

@@ -1,0 +1,393 @@
+"""Sampling that goes on while a batch trains, under a bound on the age of its tokens.
+
+Batch b is admitted once batch b - ahead - 1 is trained. So the oldest token of a row is at most
+`ahead` batches older than the update that begins with it, and nothing is ever dropped for its age.
+
+Time is counted in rounds of the sampler, in each of which every active row gets a token. Weights
+change and requests go in between two windows of `rounds` rounds each, and a batch trains for
+exactly one of them: who is early waits. What is sampled by which weights so depends on nothing that
+a clock measures. In one process the window passes before the update, by the same weights, so that
+one process and samplers of their own give the same samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from oxrl.engines.sample import Responses, RolloutEngine
+from oxrl.errors import CheckpointError, DeadlineError, Stopped
+from oxrl.rollouts.async_rollouts import added
+from oxrl.rollouts.rounds import choose_groups, still_missing
+from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
+from oxrl.rollouts.whole_samples import rollouts_of, written
+from oxrl.runs.waiting import LOOK_S, Patience, StopAsked, no_stop
+from oxrl.tables.columns import Columns
+from oxrl.types import Completion, Metrics, Request, Rollout
+from oxrl.usercode.messages import completion_of, encode_json
+
+FILE = "samples.json"
+
+
+class ParkingEngine(RolloutEngine, Protocol):
+    """A RolloutEngine that stops at a round, and whose work can be put aside and taken up again."""
+
+    # Rounds that have passed.
+    round: int
+
+    def poll(self, deadline_s: float, until: int | None = None) -> Responses:
+        """See RolloutEngine.
+
+        Args:
+            deadline_s: seconds to wait for a finished request.
+            until: returns at this round, whatever has finished.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What is in flight, as JSON: ids of requests in their places, and what was sampled."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], requests: Mapping[str, Request]) -> None:
+        """Take up what `state` gave; what the engine has in flight is dropped.
+
+        Args:
+            state: of this engine, or of one like it.
+            requests: of the ids in it.
+        """
+        ...
+
+
+@dataclass
+class Books:
+    """Every draw that was asked for and is not handed over: it is in one of three states.
+
+    Each response is asked for (its request alone), complete (its completion as well) or scored,
+    with the whole group of its draw.
+
+    end: the draws below it were asked for. requests, completions: by id, in the order of asking.
+    scored: groups that were scored and not needed, by draw. dispatched: requests since the last
+    hand-over.
+    """
+
+    end: int = 0
+    requests: dict[str, Request] = field(default_factory=dict)
+    completions: dict[str, Completion] = field(default_factory=dict)
+    scored: dict[int, list[Rollout]] = field(default_factory=dict)
+    dispatched: int = 0
+
+    @property
+    def missing(self) -> list[str]:
+        """Ids of the requests that have no completion."""
+        return [id for id in self.requests if id not in self.completions]
+
+    @property
+    def unfinished(self) -> int:
+        """Responses that are not handed over."""
+        return len(self.requests) + sum(map(len, self.scored.values()))
+
+    def of(self, draws: range) -> list[Request]:
+        """The requests of some draws, in the order of asking."""
+        return [request for request in self.requests.values() if request.draw in draws]
+
+    def copy(self) -> Books:
+        """The same books, which do not change with these."""
+        return replace(
+            self,
+            requests=dict(self.requests),
+            completions=dict(self.completions),
+            scored=dict(self.scored),
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A source between two rollout steps, to go back to where a signal cuts in."""
+
+    books: Books
+    engine: dict[str, Any]
+    counters: Metrics
+
+
+class ContinuousRollouts:
+    """A RolloutSource whose sampler goes on while a batch trains.
+
+    Args:
+        parts: as for `SyncRollouts`; the sampler is a ParkingEngine.
+        ahead: batches that a token may be older than the update that begins with it.
+        rounds: decode rounds for which a batch trains.
+        updates: optimizer steps per rollout step.
+        rollout_steps: of the whole run, after which nothing more is sampled.
+        background: whether the sampler works while the caller does something else.
+    """
+
+    def __init__(
+        self,
+        parts: RolloutParts,
+        sampler: ParkingEngine,
+        *,
+        ahead: int,
+        rounds: int,
+        updates: int,
+        rollout_steps: int,
+        background: bool,
+    ) -> None:
+        self.parts = parts
+        self._sampler = sampler
+        self._ahead = ahead
+        self._rounds = rounds
+        self._updates = updates
+        self._rollout_steps = rollout_steps
+        self._books = Books()
+        self._counters: Metrics = {}
+        self._parked: dict[str, Any] | None = None
+        self._thread = ThreadPoolExecutor(1, "sampling") if background else None
+        self._working: Future[None] | None = None
+        self._leaving = False
+
+    @property
+    def in_flight(self) -> int:
+        """See RolloutSource."""
+        return self._books.unfinished
+
+    def next(self, draw: int, *, step: int) -> RolloutStep:
+        """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
+        self._join(self.parts.stop)
+        self._take_up()
+        self._count()
+        held = Snapshot(self._books.copy(), self._sampler.state(), self._counters)
+        try:
+            return self._next(draw, step)
+        except Stopped:
+            self._go_back(held)
+            raise
+
+    def _next(self, draw: int, step: int) -> RolloutStep:
+        parts = self.parts
+        clock = parts.clock
+        found = RolloutStep(step=step, start=draw, end=draw)
+        left = self._rollout_steps - step // self._updates  # from this one on
+        admitted = min(self._ahead + 1, left) * parts.prompts_per_step
+        with clock.phase("time/rollout_s"):
+            parts.delivery.deliver(step)
+            self._ask_for(draw + admitted)
+        self._hand_over_scored(found)
+        missing = parts.prompts_per_step - (found.end - found.start)
+        while missing:
+            batch = range(found.end, found.end + missing)
+            self._ask_for(batch.stop)
+            with clock.phase("time/rollout_s"):
+                self._wait_for(batch)
+            self._score(found, batch)
+            missing = still_missing(found, parts)
+        choose_groups(found, parts)
+        if self._ahead:
+            self._keep_surplus(found)
+        else:
+            # Nothing may be older: what is surplus is sampled anew, as where nothing lags.
+            self._books.end = found.next_draw
+        found.dispatched = self._books.dispatched
+        self._books.dispatched = 0
+        self._count()
+        found.sampler = self._counters
+        self._counters = dict.fromkeys(self._counters, 0.0)
+        found.delivered = parts.delivery.remember(found.rollouts)
+        with clock.phase("time/rollout_s"):
+            self._begin()
+        return found
+
+    def lend(self, step: int) -> None:
+        """See RolloutSource; what is in flight is put aside, not finished."""
+        self._join(self.parts.stop)
+        if self._parked is None:
+            self._count()
+            self._parked = self._sampler.state()
+            self._sampler.abort(list(self._books.requests))
+        self.parts.delivery.deliver(step)
+
+    def close(self) -> None:
+        """Stop sampling; what is in flight is lost with the run."""
+        self._leaving = True
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def save(self, directory: Path) -> None:
+        """Write what is in flight, with every token that was sampled."""
+        self._join(no_stop)
+        self._count()
+        books = self._books
+        surplus = [one for group in books.scored.values() for one in group]
+        scored = RolloutStep(step=0, start=0, end=0)
+        size = self.parts.requests.samples
+        scored.rollouts = [one for one in surplus if one.sample < size]
+        scored.baselines = [one for one in surplus if one.sample >= size]
+        content = {
+            "end": books.end,
+            "draws": sorted({request.draw for request in books.requests.values()}),
+            "completions": books.completions,
+            "scored": list(written(scored))[1:],
+            "dispatched": books.dispatched,
+            "counters": self._counters,
+            "engine": self._sampler.state() if self._parked is None else self._parked,
+        }
+        (directory / FILE).write_text(encode_json(content), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote.
+
+        Raises:
+            CheckpointError: it is not what was written, or not what this run samples.
+        """
+        path = directory / FILE
+        content = json.loads(path.read_text(encoding="utf-8"))
+        requests = {one.id: one for one in self.parts.requests.at(content["draws"])}
+        try:
+            completions = {
+                id: completion_of(stored, self.parts.columns)
+                for id, stored in content["completions"].items()
+            }
+            scored = scored_groups(content["scored"], self.parts.columns)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        unknown = [id for id in completions if id not in requests]
+        if unknown:
+            raise CheckpointError(
+                f"{path} has responses of no draw in {content['draws']}: {unknown[:5]}"
+            )
+        self._books = Books(content["end"], requests, completions, scored, content["dispatched"])
+        self._counters = content["counters"]
+        self._parked = content["engine"]
+
+    def _ask_for(self, end: int) -> None:
+        """Submit the requests of the draws below `end` that were not asked for."""
+        books = self._books
+        if end <= books.end:
+            return
+        requests = self.parts.requests.at(range(books.end, end))
+        books.end = end
+        books.requests.update((request.id, request) for request in requests)
+        books.dispatched += len(requests)
+        self._sampler.submit(requests)
+
+    def _wait_for(self, draws: range) -> None:
+        """Let windows pass until every response of some draws is complete."""
+        wanted = [request.id for request in self._books.of(draws)]
+        while any(id not in self._books.completions for id in wanted):
+            self._window(self.parts.stop)
+
+    def _begin(self) -> None:
+        """Let the sampler go on for as long as the batch trains."""
+        if not self._books.missing:
+            return
+        if self._thread is None:
+            self._window(self.parts.stop)
+        else:
+            self._working = self._thread.submit(self._window, self._asked_to_leave)
+
+    def _asked_to_leave(self) -> bool:
+        return self._leaving
+
+    def _window(self, stop: StopAsked) -> None:
+        """Sample for exactly so many rounds, or until nothing is missing."""
+        sampler = self._sampler
+        until = sampler.round + self._rounds
+        patience = Patience(stop, self.parts.deadline_s)
+        while sampler.round < until and (missing := self._books.missing):
+            what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
+            try:
+                finished = sampler.poll(patience.look(what), until)
+            except DeadlineError:
+                continue
+            for item in finished:
+                self._books.completions[item.request.id] = item.completion
+                self.parts.on_finished(item)
+            if finished:
+                patience.answered()
+        sampler.round = until
+
+    def _score(self, found: RolloutStep, draws: range) -> None:
+        """Score what was sampled of some draws; it leaves the books."""
+        books = self._books
+        wanted = books.of(draws)
+        pairs = [(request, books.completions[request.id]) for request in wanted]
+        add_scored(found, self.parts, pairs)
+        for request in wanted:
+            del books.requests[request.id]
+            del books.completions[request.id]
+
+    def _hand_over_scored(self, found: RolloutStep) -> None:
+        """Groups that the step before did not need come first, with the scores that they have."""
+        size = self.parts.requests.samples
+        for group in self._books.scored.values():
+            found.rollouts += [one for one in group if one.sample < size]
+            found.baselines += [one for one in group if one.sample >= size]
+            found.end += 1
+        if self._books.scored:
+            found.compared_parts = self.parts.compared_parts
+        self._books.scored = {}
+
+    def _keep_surplus(self, found: RolloutStep) -> None:
+        """Put aside the groups that a step did not need, for the next one."""
+        every = [*found.rollouts, *found.baselines]
+        surplus = [one for one in every if one.group_id >= found.next_draw]
+        self._books.scored = by_draw(surplus)
+        found.rollouts = [one for one in found.rollouts if one.group_id < found.next_draw]
+        found.baselines = [one for one in found.baselines if one.group_id < found.next_draw]
+        found.end = found.next_draw
+
+    def _join(self, stop: StopAsked) -> None:
+        """Wait for the rounds that pass in the background.
+
+        Raises:
+            Stopped: `stop` said so; they go on.
+        """
+        if self._working is None:
+            return
+        while not wait([self._working], timeout=LOOK_S).done:
+            if stop():
+                raise Stopped
+        working = self._working
+        self._working = None
+        working.result()
+
+    def _take_up(self) -> None:
+        """Give the sampler back what was put aside."""
+        if self._parked is not None:
+            self._sampler.restore(self._parked, self._books.requests)
+            self._parked = None
+
+    def _go_back(self, held: Snapshot) -> None:
+        """Forget what was done since; it is done again after a resume."""
+        self._sampler.abort(list(self._books.requests))
+        self._sampler.metrics()
+        self._books = held.books
+        self._counters = held.counters
+        self._parked = held.engine
+
+    def _count(self) -> None:
+        """Add the sampler's counters."""
+        self._counters = added(self._counters, self._sampler.metrics())
+
+
+def by_draw(rollouts: Iterable[Rollout]) -> dict[int, list[Rollout]]:
+    """Rollouts by their draws, each group whole, in ascending order."""
+    ordered = sorted(rollouts, key=_place)
+    return {draw: list(group) for draw, group in groupby(ordered, key=_draw)}
+
+
+def _place(rollout: Rollout) -> tuple[int, int]:
+    return rollout.group_id, rollout.sample
+
+
+def _draw(rollout: Rollout) -> int:
+    return rollout.group_id
+
+
+def scored_groups(lines: Iterable[Any], columns: Columns) -> dict[int, list[Rollout]]:
+    """Scored groups by their draws, from the lines of `written`."""
+    return by_draw(one for line in lines for one in rollouts_of(line, columns))
