@@ -143,7 +143,7 @@ class ContinuousRollouts:
         self._rounds = rounds
         self._updates = updates
         self._rollout_steps = rollout_steps
-        self._books = Books()
+        self.books = Books()
         self._counters: Metrics = {}
         self._parked: dict[str, Any] | None = None
         self._thread = ThreadPoolExecutor(1, "sampling") if background else None
@@ -153,14 +153,14 @@ class ContinuousRollouts:
     @property
     def in_flight(self) -> int:
         """See RolloutSource."""
-        return self._books.unfinished
+        return self.books.unfinished
 
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
         self._join(self.parts.stop)
         self._take_up()
         self._count()
-        held = Snapshot(self._books.copy(), self._sampler.state(), self._counters)
+        held = Snapshot(self.books.copy(), self._sampler.state(), self._counters)
         try:
             return self._next(draw, step)
         except Stopped:
@@ -190,9 +190,9 @@ class ContinuousRollouts:
             self._keep_surplus(found)
         else:
             # Nothing may be older: what is surplus is sampled anew, as where nothing lags.
-            self._books.end = found.next_draw
-        found.dispatched = self._books.dispatched
-        self._books.dispatched = 0
+            self.books.end = found.next_draw
+        found.dispatched = self.books.dispatched
+        self.books.dispatched = 0
         self._count()
         found.sampler = self._counters
         self._counters = dict.fromkeys(self._counters, 0.0)
@@ -207,7 +207,7 @@ class ContinuousRollouts:
         if self._parked is None:
             self._count()
             self._parked = self._sampler.state()
-            self._sampler.abort(list(self._books.requests))
+            self._sampler.abort(list(self.books.requests))
         self.parts.delivery.deliver(step)
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class ContinuousRollouts:
         """Write what is in flight, with every token that was sampled."""
         self._join(no_stop)
         self._count()
-        books = self._books
+        books = self.books
         surplus = [one for group in books.scored.values() for one in group]
         scored = RolloutStep(step=0, start=0, end=0)
         size = self.parts.requests.samples
@@ -259,13 +259,13 @@ class ContinuousRollouts:
             raise CheckpointError(
                 f"{path} has responses of no draw in {content['draws']}: {unknown[:5]}"
             )
-        self._books = Books(content["end"], requests, completions, scored, content["dispatched"])
+        self.books = Books(content["end"], requests, completions, scored, content["dispatched"])
         self._counters = content["counters"]
         self._parked = content["engine"]
 
     def _ask_for(self, end: int) -> None:
         """Submit the requests of the draws below `end` that were not asked for."""
-        books = self._books
+        books = self.books
         if end <= books.end:
             return
         requests = self.parts.requests.at(range(books.end, end))
@@ -276,13 +276,13 @@ class ContinuousRollouts:
 
     def _wait_for(self, draws: range) -> None:
         """Let windows pass until every response of some draws is complete."""
-        wanted = [request.id for request in self._books.of(draws)]
-        while any(id not in self._books.completions for id in wanted):
+        wanted = [request.id for request in self.books.of(draws)]
+        while any(id not in self.books.completions for id in wanted):
             self._window(self.parts.stop)
 
     def _begin(self) -> None:
         """Let the sampler go on for as long as the batch trains."""
-        if not self._books.missing:
+        if not self.books.missing:
             return
         if self._thread is None:
             self._window(self.parts.stop)
@@ -297,14 +297,14 @@ class ContinuousRollouts:
         sampler = self._sampler
         until = sampler.round + self._rounds
         patience = Patience(stop, self.parts.deadline_s)
-        while sampler.round < until and (missing := self._books.missing):
+        while sampler.round < until and (missing := self.books.missing):
             what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
             try:
                 finished = sampler.poll(patience.look(what), until)
             except DeadlineError:
                 continue
             for item in finished:
-                self._books.completions[item.request.id] = item.completion
+                self.books.completions[item.request.id] = item.completion
                 self.parts.on_finished(item)
             if finished:
                 patience.answered()
@@ -312,7 +312,7 @@ class ContinuousRollouts:
 
     def _score(self, found: RolloutStep, draws: range) -> None:
         """Score what was sampled of some draws; it leaves the books."""
-        books = self._books
+        books = self.books
         wanted = books.of(draws)
         pairs = [(request, books.completions[request.id]) for request in wanted]
         add_scored(found, self.parts, pairs)
@@ -323,19 +323,19 @@ class ContinuousRollouts:
     def _hand_over_scored(self, found: RolloutStep) -> None:
         """Groups that the step before did not need come first, with the scores that they have."""
         size = self.parts.requests.samples
-        for group in self._books.scored.values():
+        for group in self.books.scored.values():
             found.rollouts += [one for one in group if one.sample < size]
             found.baselines += [one for one in group if one.sample >= size]
             found.end += 1
-        if self._books.scored:
+        if self.books.scored:
             found.compared_parts = self.parts.compared_parts
-        self._books.scored = {}
+        self.books.scored = {}
 
     def _keep_surplus(self, found: RolloutStep) -> None:
         """Put aside the groups that a step did not need, for the next one."""
         every = [*found.rollouts, *found.baselines]
         surplus = [one for one in every if one.group_id >= found.next_draw]
-        self._books.scored = by_draw(surplus)
+        self.books.scored = by_draw(surplus)
         found.rollouts = [one for one in found.rollouts if one.group_id < found.next_draw]
         found.baselines = [one for one in found.baselines if one.group_id < found.next_draw]
         found.end = found.next_draw
@@ -358,14 +358,14 @@ class ContinuousRollouts:
     def _take_up(self) -> None:
         """Give the sampler back what was put aside."""
         if self._parked is not None:
-            self._sampler.restore(self._parked, self._books.requests)
+            self._sampler.restore(self._parked, self.books.requests)
             self._parked = None
 
     def _go_back(self, held: Snapshot) -> None:
         """Forget what was done since; it is done again after a resume."""
-        self._sampler.abort(list(self._books.requests))
+        self._sampler.abort(list(self.books.requests))
         self._sampler.metrics()
-        self._books = held.books
+        self.books = held.books
         self._counters = held.counters
         self._parked = held.engine
 

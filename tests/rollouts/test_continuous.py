@@ -215,7 +215,7 @@ def told(found: RolloutStep) -> tuple[Any, ...]:
 
 def check_books(source: ContinuousRollouts, engine: MemoryEngine, handed: list[int]) -> None:
     """Every draw is in one state, and the engine has what is asked for and not complete."""
-    books = source._books
+    books = source.books
     assert sorted(books.missing) == sorted(engine.requests)
     states = [
         {request.draw for request in books.requests.values()},
