@@ -24,6 +24,8 @@ from oxrl.types import Completion, Prompt, Request, Sampling, Score, Segment
 
 PROMPTS = 3
 SAMPLES = 2
+# For which a batch trains.
+ROUNDS = 7
 
 
 class Line:
@@ -199,7 +201,7 @@ def source_of(
         parts,
         parts.sampler,  # pyright: ignore
         ahead=ahead,
-        rounds=5,
+        rounds=ROUNDS,
         updates=updates,
         rollout_steps=steps,
         background=background,
@@ -246,6 +248,7 @@ def played(
         assert new == list(range(step.start, step.end)) and len(step.rollouts) == SAMPLES * len(new)
         handed += new
         check_books(source, engine, handed)
+        assert engine.round % ROUNDS == 0
         found.append(told(step))
     assert handed == list(range(draw))
     assert max(parts.scorer.asked.values()) == 1  # pyright: ignore
