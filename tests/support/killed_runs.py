@@ -26,7 +26,7 @@ def run_in_child(cfg: Config) -> None:
 
 
 def start_run(
-    cfg: Config, body: Callable[..., None] = run_in_child, *further: float
+    cfg: Config, body: Callable[..., None] = run_in_child, *further: object
 ) -> multiprocessing.process.BaseProcess:
     # The fork server has everything imported, so that a killed run costs a second and not ten.
     process = forked(body, cfg, *further)
@@ -34,11 +34,27 @@ def start_run(
     return process
 
 
+def run_to_the_end(cfg: Config, body: Callable[..., None], ended: Path) -> None:
+    """Body of a process that is killed for certain: at its last step it waits for that."""
+    from oxrl.recipes.session import Session
+
+    def wait(self: Session, step: int) -> None:
+        ended.touch()
+        time.sleep(DEADLINE_S)
+
+    Session.finish = wait
+    body(cfg)
+
+
 def kill_when(
-    process: multiprocessing.process.BaseProcess, run: Path, moment: str, chance: random.Random
+    process: multiprocessing.process.BaseProcess,
+    run: Path,
+    moment: str,
+    chance: random.Random,
+    ended: Path | None = None,
 ) -> str:
     """Wait for `moment` of the run, then SIGKILL it. Says what it hit, or "finished" when the run
-    was faster.
+    was faster. ended: a file that is there where a run is faster and waits.
     """
     metrics, checkpoints = run / "metrics.jsonl", run / "checkpoints"
     lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -48,6 +64,9 @@ def kill_when(
     deadline = time.monotonic() + DEADLINE_S
     while process.is_alive():
         assert time.monotonic() < deadline, f"the run did not reach {moment} in {DEADLINE_S} s"
+        if ended is not None and ended.exists():
+            moment = "end"
+            break
         if moment == "checkpoint":
             found = _half_written(checkpoints)
             left &= found
@@ -82,16 +101,19 @@ def uninterrupted(cfg: Config, body: Callable[..., None] = run_in_child) -> None
 def killed_until_done(
     cfg: Config, *, kills: int, seed: int, body: Callable[..., None] = run_in_child
 ) -> list[str]:
-    """Kill the run `kills` times at random moments, resuming in between, then let it finish."""
+    """Kill the run `kills` times at random moments, resuming in between, then let it finish.
+
+    Returns:
+        As many moments: "end" where the run was faster than who kills it.
+    """
     chance = random.Random(seed)
     hits: list[str] = []
-    while len(hits) < kills:
+    ended = cfg.run.directory.with_suffix(".ended")
+    for _ in range(kills):
+        ended.unlink(missing_ok=True)
         moment = chance.choice(["checkpoint", "anywhere", "anywhere"])
-        hit = kill_when(process := start_run(cfg, body), cfg.run.directory, moment, chance)
-        process.join(DEADLINE_S)
-        if hit == "finished":
-            assert process.exitcode == 0
-            break
-        hits.append(hit)
+        process = start_run(cfg, run_to_the_end, body, ended)
+        hits.append(kill_when(process, cfg.run.directory, moment, chance, ended))
+        assert process.exitcode == -signal.SIGKILL
     uninterrupted(cfg, body)
     return hits
