@@ -13,14 +13,14 @@ one process and samplers of their own give the same samples.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from oxrl.engines.sample import Responses, RolloutEngine
+from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.errors import CheckpointError, DeadlineError, Stopped
 from oxrl.rollouts.async_rollouts import added
 from oxrl.rollouts.rounds import choose_groups, still_missing
@@ -32,35 +32,6 @@ from oxrl.types import Completion, Metrics, Request, Rollout
 from oxrl.usercode.messages import completion_of, encode_json
 
 FILE = "samples.json"
-
-
-class ParkingEngine(RolloutEngine, Protocol):
-    """A RolloutEngine that stops at a round, and whose work can be put aside and taken up again."""
-
-    # Rounds that have passed.
-    round: int
-
-    def poll(self, deadline_s: float, until: int | None = None) -> Responses:
-        """See RolloutEngine.
-
-        Args:
-            deadline_s: seconds to wait for a finished request.
-            until: returns at this round, whatever has finished.
-        """
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What is in flight, as JSON: ids of requests in their places, and what was sampled."""
-        ...
-
-    def restore(self, state: Mapping[str, Any], requests: Mapping[str, Request]) -> None:
-        """Take up what `state` gave; what the engine has in flight is dropped.
-
-        Args:
-            state: of this engine, or of one like it.
-            requests: of the ids in it.
-        """
-        ...
 
 
 @dataclass
@@ -176,8 +147,7 @@ class ContinuousRollouts:
         with clock.phase("time/rollout_s"):
             parts.delivery.deliver(step)
             self._ask_for(draw + admitted)
-        self._hand_over_scored(found)
-        missing = parts.prompts_per_step - (found.end - found.start)
+        missing = parts.prompts_per_step
         while missing:
             batch = range(found.end, found.end + missing)
             self._ask_for(batch.stop)
@@ -186,11 +156,7 @@ class ContinuousRollouts:
             self._score(found, batch)
             missing = still_missing(found, parts)
         choose_groups(found, parts)
-        if self._ahead:
-            self._keep_surplus(found)
-        else:
-            # Nothing may be older: what is surplus is sampled anew, as where nothing lags.
-            self.books.end = found.next_draw
+        self._keep_surplus(found)
         found.dispatched = self.books.dispatched
         self.books.dispatched = 0
         self._count()
@@ -311,8 +277,14 @@ class ContinuousRollouts:
         sampler.round = until
 
     def _score(self, found: RolloutStep, draws: range) -> None:
-        """Score what was sampled of some draws; it leaves the books."""
+        """Hand over the groups of some draws: those that have scores, then those that get them."""
         books = self.books
+        size = self.parts.requests.samples
+        for draw in [draw for draw in draws if draw in books.scored]:
+            group = books.scored.pop(draw)
+            found.rollouts += group[:size]
+            found.baselines += group[size:]
+            found.end += 1
         wanted = books.of(draws)
         pairs = [(request, books.completions[request.id]) for request in wanted]
         add_scored(found, self.parts, pairs)
@@ -320,25 +292,19 @@ class ContinuousRollouts:
             del books.requests[request.id]
             del books.completions[request.id]
 
-    def _hand_over_scored(self, found: RolloutStep) -> None:
-        """Groups that the step before did not need come first, with the scores that they have."""
-        size = self.parts.requests.samples
-        for group in self.books.scored.values():
-            found.rollouts += [one for one in group if one.sample < size]
-            found.baselines += [one for one in group if one.sample >= size]
-            found.end += 1
-        if self.books.scored:
-            found.compared_parts = self.parts.compared_parts
-        self.books.scored = {}
-
     def _keep_surplus(self, found: RolloutStep) -> None:
-        """Put aside the groups that a step did not need, for the next one."""
-        every = [*found.rollouts, *found.baselines]
-        surplus = [one for one in every if one.group_id >= found.next_draw]
-        self.books.scored = by_draw(surplus)
-        found.rollouts = [one for one in found.rollouts if one.group_id < found.next_draw]
-        found.baselines = [one for one in found.baselines if one.group_id < found.next_draw]
-        found.end = found.next_draw
+        """Put aside the groups that a step did not need, with their scores.
+
+        A batch takes at least so many draws as it trains on. So a draw past those of the next
+        `ahead` batches might be too old when it is trained on, and is sampled anew.
+        """
+        end = found.next_draw + self._ahead * self.parts.prompts_per_step
+        kept = range(found.next_draw, min(found.end, end))
+        surplus = [one for one in (*found.rollouts, *found.baselines) if one.group_id in kept]
+        self.books.scored |= by_draw(surplus)
+        self.books.end = min(self.books.end, end)
+        found.rollouts = [one for one in found.rollouts if one.group_id not in kept]
+        found.baselines = [one for one in found.baselines if one.group_id not in kept]
 
     def _join(self, stop: StopAsked) -> None:
         """Wait for the rounds that pass in the background.
