@@ -87,7 +87,11 @@ LOOSE = "rollout.force_strict_on_policy=false"
             "inference_engine.processes",
             ["run.device is cuda", "remove it", "run.device to cpu", "inference_engine.actors"],
         ),
-        (["inference_engine.processes=-1"], "inference_engine.processes", ["0 or more"]),
+        (
+            ["inference_engine.processes=-1"],
+            "inference_engine.processes",
+            ["must be greater", "of vllm"],
+        ),
         (
             ["inference_engine.processes=2", "train.backend=fsdp", "run.training_gpus=2"],
             "inference_engine.processes",

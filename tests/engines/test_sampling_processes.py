@@ -223,9 +223,9 @@ def noted_in_child(cfg: Config) -> None:
     folder = cfg.run.directory.parent / "pids"
     wait_loaded = RolloutWorker.wait_loaded
 
-    def noting(worker: RolloutWorker) -> int:
-        version = wait_loaded(worker)
-        process, keeper = worker.call(parent_of)
+    def noting(self: RolloutWorker) -> int:
+        version = wait_loaded(self)
+        process, keeper = self.call(parent_of)
         (folder / f"{process}-{keeper}").touch()
         return version
 

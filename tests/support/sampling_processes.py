@@ -22,7 +22,7 @@ def parent_of(engine: Any) -> list[int]:
     return [os.getpid(), os.getppid()]
 
 
-def forked_from_here(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+def forked_from_here(command: list[str], **given: Any) -> subprocess.Popen[Any]:
     """What `python -PB -m MODULE …` would be, forked from this process: it has torch already."""
 
     def serve() -> None:
