@@ -29,6 +29,8 @@ OURS = "oxrl"
 COMMANDS = "oxrl.commands"
 # Those of functions that say how sure the figures of an evaluation are.
 STATISTICS = "oxrl.statistics"
+# Those of functions that have further lines for `oxrl plan`.
+PLANNERS = "oxrl.planners"
 # In a checkout it says what there is; what was installed of it may be older.
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # What the core has itself, where nothing says what is installed.

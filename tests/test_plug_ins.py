@@ -26,6 +26,7 @@ from oxrl.entry_points import _all_offers, all_offers, is_ours, own_offers
 from oxrl.environments.find import find_environment
 from oxrl.environments.find_tool import find_tool
 from oxrl.errors import ConfigError, OxrlError, RewardDefinitionError, RunDirectoryError
+from oxrl.plan.planners import planned_lines
 from oxrl.rewards.loaded import find_reward
 from oxrl.tables.user_code import ENVIRONMENT, FEATURE, GATE, REWARD, Kind
 from oxrl.types import Completion, Prompt
@@ -123,6 +124,10 @@ def examine():
 
 def notes():
     return {"letters": 26}
+
+
+def plan(fields, like):
+    yield "words", f"{fields['rollout.n_samples']} of each, like {like}"
 
 
 PREPARERS = {"words": words}
@@ -298,6 +303,17 @@ def test_a_package_has_tools_datasets_and_a_word_for_the_doctor(site: Path, tmp_
     assert found["dictionaries"] == "buy one"
 
 
+def test_a_package_has_further_lines_of_a_plan(site: Path) -> None:
+    cfg = load_config("config.yaml", [])
+    assert [*planned_lines(cfg, None)] == ["words       2 of each, like None"]
+    (site / "word_games" / "bad.py").write_text("def plan(fields, like):\n    yield 1")
+    offer(site, "bad-games", "[oxrl.planners]\nbad = word_games.bad:plan\n")
+    _all_offers.cache_clear()
+    first, second = sorted(planned_lines(cfg, None))
+    assert first.startswith("unknown     'bad', which the installed package bad-games offers")
+    assert "raised TypeError" in first and second.startswith("words ")
+
+
 def told(*words: str) -> str:
     """What a command prints, or the error of ours that it ends with."""
     _all_offers.cache_clear()
@@ -426,6 +442,7 @@ GROUPS = (
     "datasets",
     "doctor",
     "machine_notes",
+    "planners",
     "trackers",
     "new",
 )

@@ -170,7 +170,7 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         return Engines(
             trainers, sampler, limits, SharedWeights(policy, sampler, assembly.part_sent)
         )
-    from oxrl.assembly.sampler_processes import (  # another process samples
+    from oxrl.assembly.sampler_processes import (  # other processes sample
         hosted_sampler,
         proved_delivery,
     )
@@ -370,7 +370,8 @@ def build_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
         capacity=2 * cfg.sampling_block * per_batch,
         rollout_steps=cfg.run.steps // cfg.train.updates,
         updates=cfg.train.updates,
-        background=cfg.inference_engine.actors > 0,
+        # A process that shares a GPU with this one takes turns with it.
+        background=cfg.inference_engine.actors > 0 or cfg.inference_engine.processes > 0,
     )
 
 

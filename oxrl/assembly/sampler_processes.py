@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from oxrl.assembly.assembly import Assembly, Limits
 from oxrl.config import Config
+from oxrl.config.checks.engines import ON_CPU_ALONE
 from oxrl.config.sections.model import LoraConfig
 from oxrl.config.sections.rollout import RolloutConfig
 from oxrl.engines.delivery.proof import Compared
@@ -23,6 +24,7 @@ from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train import TrainEngine
 from oxrl.engines.transport.base import WeightTransport
+from oxrl.errors import ConfigError
 from oxrl.models.lora import AdapterOptions
 
 # Takes what is to be called at the end.
@@ -76,24 +78,33 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
 
 
 def hosted_sampler(assembly: Assembly, closing: Closing) -> RolloutWorkers:
-    """The rollout engine of the config in a process of its own on this machine.
+    """The rollout engine of the config in processes of their own on this machine.
 
-    On a GPU, which it shares with this process, it sleeps while it has nothing to sample.
+    On a GPU, which it shares with this process, the only one sleeps while it has nothing to sample.
 
     Args:
-        closing: is told what ends the process.
+        closing: is told what ends the processes.
+
+    Raises:
+        ConfigError: `inference_engine.processes` are asked for on a GPU.
     """
     cfg = assembly.cfg
-    machine = ThisMachine(cfg.run.threads or os.cpu_count() or 1)
-    closing(machine.close)
     shares = assembly.device_type == "cuda"
+    if shares and cfg.inference_engine.processes:
+        raise ConfigError(
+            f"inference_engine.processes is {cfg.inference_engine.processes}: they {ON_CPU_ALONE}"
+        )
+    cores = os.cpu_count() or 1
+    machine = ThisMachine(cfg.run.threads or max(1, cores // cfg.samplers))
+    closing(machine.close)
     return RolloutWorkers(
         machine,
-        [None],
+        [None] * cfg.samplers,
         partial(sampler_of, cfg),
         cfg.run.waits,
         nbytes=cfg.model.nbytes,
         before_wake=torch.cuda.empty_cache if shares else None,
+        images=assembly.images,
     )
 
 
@@ -127,12 +138,12 @@ def proved_delivery(
 def proved_sampler(
     assembly: Assembly, model: PreTrainedModel, limits: Limits, stack: ExitStack
 ) -> RolloutWorkers:
-    """A sampler in a process of its own that provably computes with the weights of a model.
+    """A sampler in processes of their own that provably computes with the weights of a model.
 
     Args:
         model: as it is loaded here, an adapter merged into it.
         limits: of the model.
-        stack: ends the process.
+        stack: ends the processes.
 
     Raises:
         WeightSyncError: it does not.

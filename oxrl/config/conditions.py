@@ -175,7 +175,7 @@ def has_adapter(cfg: Config) -> bool:
 
 @otherwise(
     "is read with lora.rank where samplers have weights of their own (train.backend deepspeed or "
-    "fsdp, inference_engine.actors, or inference_engine.name: vllm): remove it"
+    "fsdp, inference_engine.actors or processes, or inference_engine.name: vllm): remove it"
 )
 def sends_adapters(cfg: Config) -> bool:
     """Adapters that learn go to samplers with weights of their own."""
@@ -231,7 +231,7 @@ def uses_vllm(cfg: Config) -> bool:
 
 
 @otherwise(
-    "is read where samplers have weights of their own (inference_engine.actors, or "
+    "is read where samplers have weights of their own (inference_engine.actors or processes, or "
     "inference_engine.name: vllm): remove it"
 )
 def has_own_samplers(cfg: Config) -> bool:

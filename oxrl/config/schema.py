@@ -89,14 +89,16 @@ class Config(Section):
 
     @property
     def sampling_process(self) -> bool:
-        """True if a process of its own samples, on this machine and without Ray."""
+        """True if processes of their own sample, on this machine and without Ray."""
         engine = self.inference_engine
-        return SAMPLING_ENGINES[engine.name].own_process and not engine.actors
+        wanted = engine.processes > 0 or SAMPLING_ENGINES[engine.name].own_process
+        return wanted and not engine.actors
 
     @property
     def samplers(self) -> int:
         """Samplers with weights of their own; 0: this process samples, with the policy's."""
-        return self.inference_engine.actors or int(self.sampling_process)
+        engine = self.inference_engine
+        return engine.actors or engine.processes or int(self.sampling_process)
 
     @property
     def scores_nothing(self) -> bool:

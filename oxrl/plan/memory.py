@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config.conditions import obstacles
+from oxrl.config.field import SAMPLING
 from oxrl.config.roles import roles_of
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims, model_dims
@@ -104,7 +105,9 @@ def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
     phases, _, offloaded, _ = memory(cfg, dims)
     here = on_cpu(cfg)
     if here:
-        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
+        # What Python needs, each sampling process as well.
+        python = RUNTIME * (1 + _processes(cfg))
+        phases = {phase: int(size * ALLOCATED) + python for phase, size in phases.items()}
     needed = max(phases.values())
     text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
     ranks = cfg.run.training_gpus
@@ -147,11 +150,11 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     trained, _ = _models(cfg, dims)
     held, offloaded = _held(cfg, dims, ranks)
     phases: dict[str, int] = {}
-    if cfg.recipe in ("rl", "rejection"):
+    if cfg.recipe in SAMPLING:
         phases["rollout"] = sampler_bytes(cfg, dims)
-        if not cfg.samplers:
-            # The slots of the local sampler stay where they are.
-            held += phases["rollout"]
+        if not cfg.samplers or cfg.inference_engine.processes:
+            # The slots of the local sampler stay where they are; processes do not sleep on a CPU.
+            held += phases["rollout"] * max(1, cfg.samplers)
             phases["rollout"] = held
         elif cfg.sampling_process or cfg.inference_engine.placement == "colocated":
             phases["rollout"] += held
@@ -169,6 +172,11 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     stored = int(trained * (each.stored + each.kept))
     stored += sum(size for role, size in _answering(cfg, dims) if role.saved is not None)
     return Memory(phases, held, offloaded + activations.offloaded, stored)
+
+
+def _processes(cfg: Config) -> int:
+    """Count the processes of this machine that only sample."""
+    return cfg.samplers if cfg.sampling_process and cfg.recipe in SAMPLING else 0
 
 
 def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:

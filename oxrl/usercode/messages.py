@@ -74,12 +74,13 @@ def completion_of(fields: Json, columns: Columns = NOTHING_MORE) -> Completion:
         ValueError: a column is not there, or an entry is none of its column; names all that are
             recorded. Or a text in a column is no base64.
     """
-    fields["segments"] = [_segment_of(one, columns) for one in fields["segments"]]
+    fields["segments"] = [segment_of(one, columns) for one in fields["segments"]]
     fields["turns"] = [Turn(**_with_tuples(one, TURN)) for one in fields.get("turns", ())]
     return Completion(**_with_tuples(fields, COMPLETION))
 
 
-def _segment_of(fields: Json, columns: Columns) -> Segment:
+def segment_of(fields: Json, columns: Columns) -> Segment:
+    """Tokens of one origin, from their fields as JSON has them; see `completion_of`."""
     found = _with_tuples(fields, SEGMENT)
     stored = fields.get("columns", {})
     found["columns"] = {name: _entries(name, entries) for name, entries in stored.items()}

@@ -77,6 +77,26 @@ LOOSE = "rollout.force_strict_on_policy=false"
             "inference_engine.name",
             ["images in Ray actors alone", "inference_engine.actors", "local"],
         ),
+        (
+            ["inference_engine.processes=2", "inference_engine.actors=1"],
+            "inference_engine.processes",
+            ["inference_engine.actors is 1", "remove one of the two"],
+        ),
+        (
+            ["inference_engine.processes=2", "run.device=cuda"],
+            "inference_engine.processes",
+            ["run.device is cuda", "remove it", "run.device to cpu", "inference_engine.actors"],
+        ),
+        (
+            ["inference_engine.processes=-1"],
+            "inference_engine.processes",
+            ["must be greater", "of vllm"],
+        ),
+        (
+            ["inference_engine.processes=2", "train.backend=fsdp", "run.training_gpus=2"],
+            "inference_engine.processes",
+            ["fsdp trains in Ray actors", "inference_engine.actors to 1 or more", "local"],
+        ),
         (["data.train=data"], "data.train", [".jsonl or .parquet"]),
         (["data.eval=data/none.parquet"], "data.eval", ["no such file"]),
         (

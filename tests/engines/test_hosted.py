@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +36,7 @@ from oxrl.tables.watch import Deadlines
 from oxrl.usercode import worker as worker_module
 from support.command_line import WARM, forked
 from support.samplers import TOKENIZER, lively, make_requests
+from support.sampling_processes import FORKING, alive, gone_within, parent_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,36 +89,9 @@ def weights_of(seed: int, limit: int = 10**9) -> Iterator[Bucket]:
     return buckets(named, limit=limit)
 
 
-def parent_of(engine: Any) -> list[int]:
-    """In the process: its own id, and its parent's, which is its keeper."""
-    return [os.getpid(), os.getppid()]
-
-
 def with_child(engine: Any) -> int:
     """In the process: start another one, as vLLM starts its workers."""
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
-
-
-def forked_from_here(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
-    """What `python -PB -m MODULE …` would be, forked from this process: it has torch already."""
-
-    def serve() -> None:
-        """In the child, where it would else become another program."""
-        [kept] = given["pass_fds"]
-        os.closerange(3, kept)
-        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-        os.environ |= given["env"]
-        _, _, _, module, *sys.argv[1:] = command
-        sys.stdout = open(1, "w", closefd=False)
-        sys.stderr = open(2, "w", closefd=False, buffering=1)
-        warnings.simplefilter("ignore")  # the module may have been imported here
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        os._exit(0)
-
-    return subprocess.Popen(command, preexec_fn=serve, **given)
-
-
-FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": forked_from_here})
 
 
 @pytest.fixture
@@ -145,22 +116,6 @@ def shared() -> Iterator[RolloutWorkers]:
     machine = ThisMachine(threads=1)
     yield RolloutWorkers(machine, [None], sampler, Deadlines.alike(60))
     machine.close()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def gone_within(pids: list[int], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
 
 
 def test_a_process_samples_what_this_one_would_to_the_last_bit(shared: RolloutWorkers) -> None:

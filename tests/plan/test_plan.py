@@ -23,12 +23,15 @@ from oxrl.modelfiles.dims import model_dims
 from oxrl.models.load import load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.plan.memory import (
+    ALLOCATED,
+    RUNTIME,
     adapter_parameters,
     machine_memory,
     memory,
     memory_needed,
     micro_batch,
     rows_no_longer,
+    sampler_bytes,
     sync_bytes,
 )
 from oxrl.plan.plan import plan_text
@@ -409,6 +412,23 @@ def test_adapters_of_a_model_in_bfloat16_are_planned_with_their_masters(
     assert sync_bytes(cfg, dims) == 2 * adapter_parameters(cfg, dims)
     cfg = load_config(write(), [*given, "lora.dora=true"])
     assert memory(cfg, dims).stored == 12 * adapter_parameters(cfg, dims)
+
+
+def test_memory_of_sampling_processes_is_counted_in_every_phase(write: Callable[..., Path]) -> None:
+    """Each has weights, slots and a Python of its own, all of the time."""
+    dims = model_dims("builtin:tiny")
+    assert dims is not None
+    cfgs = [load_config(write(), [f"inference_engine.processes={n}"]) for n in range(4)]
+    zero, one, two, three = (memory(cfg, dims) for cfg in cfgs)
+    each = sampler_bytes(cfgs[1], dims)
+    weights = dims.parameters * 4
+    assert each == sampler_bytes(cfgs[0], dims) + weights
+    assert one.held == zero.held + weights
+    for phase, size in one.phases.items():
+        assert two.phases[phase] - size == three.phases[phase] - two.phases[phase] == each
+    needed = [memory_needed(cfg, dims)[0] for cfg in cfgs]
+    assert needed[2] - needed[1] == pytest.approx(RUNTIME + ALLOCATED * each, abs=2)
+    assert needed[1] - needed[0] == pytest.approx(RUNTIME + ALLOCATED * weights, abs=2)
 
 
 def test_what_a_delivery_sends_is_told(write: Callable[..., Path]) -> None:

@@ -264,6 +264,7 @@ ELSEWHERE = {
     "run.ray_address": "joins a cluster: tests/engines/test_ray_cluster.py",
     "run.max_restarts": "goes on after the loss of a training actor: tests/engines/test_ray_recipe.py",
     "inference_engine.actors": "rollout actors: tests/engines/test_ray_recipe.py",
+    "inference_engine.processes": "who samples: tests/engines/test_sampling_processes.py",
     "inference_engine.tensor_parallel": "tests/engines/test_vllm_engine.py",
     "inference_engine.gpu_memory_fraction": "a CUDA device's memory: handed to vLLM",
     "inference_engine.kv_cache_gb": "tests/engines/test_vllm_engine.py",

@@ -65,6 +65,9 @@ NOT_EXECUTED = {
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/packages/test_agent_run.py",
     ("docs/howto.md", "oxrl prepare gguf"): "needs a file: tests/packages/test_gguf.py",
+    ("docs/howto.md", "oxrl train config.yaml inference_engine.processes=2"): (
+        "tests/engines/test_sampling_processes.py"
+    ),
     ("docs/howto.md", "oxrl train config.yaml inference_engine.name=vllm"): (
         "needs vLLM: tests/engines/test_vllm_host_process.py"
     ),

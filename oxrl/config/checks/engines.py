@@ -18,6 +18,11 @@ from oxrl.modelfiles.folder import ADAPTER_CONFIG, FLASH, FLASH_INSTALL, vision_
 from oxrl.tables.engines import TRAINING_ENGINES
 
 REMOTE = ("http://", "https://")
+# Of `inference_engine.processes` where the device is a GPU.
+ON_CPU_ALONE = (
+    "sample on the CPU, and run.device is cuda: remove it, and this run's GPU samples too; or set "
+    "run.device to cpu; samplers with GPUs of their own are inference_engine.actors (Ray)"
+)
 
 
 def check_ranks(cfg: Config) -> Problems:
@@ -58,10 +63,11 @@ def check_device(cfg: Config) -> Problems:
             "run.device",
             (
                 "samplers with weights of their own run on CPU and CUDA only: set it to auto, "
-                "or inference_engine.name to local and its actors to 0"
+                "or inference_engine.name to local and its actors and processes to 0"
             ),
             "inference_engine.name",
             "inference_engine.actors",
+            "inference_engine.processes",
         )
 
 
@@ -133,17 +139,24 @@ def check_deepspeed(cfg: Config) -> Problems:
 
 
 def check_sampling_process(cfg: Config) -> Problems:
-    """Training in the process that starts the one which samples."""
-    if cfg.sampling_process and cfg.recipe == "rl" and cfg.train.engine.several_ranks:
+    """Training in the process that starts those which sample."""
+    if not (cfg.sampling_process and cfg.recipe == "rl" and cfg.train.engine.several_ranks):
+        return
+    rank = f"{cfg.train.backend} trains in Ray actors, which send weights to others: "
+    alone = "without Ray one process trains: train.backend local"
+    if cfg.inference_engine.processes:
         yield at(
-            "inference_engine.actors",
-            (
-                f"{cfg.train.backend} trains in Ray actors, which send weights to others: set it "
-                "to 1 or more; without Ray one process trains: train.backend local"
-            ),
+            "inference_engine.processes",
+            f"{rank}remove it and set inference_engine.actors to 1 or more; {alone}",
             "train.backend",
-            "inference_engine.name",
         )
+        return
+    yield at(
+        "inference_engine.actors",
+        f"{rank}set it to 1 or more; {alone}",
+        "train.backend",
+        "inference_engine.name",
+    )
 
 
 def check_samplers(cfg: Config) -> Problems:
@@ -160,7 +173,9 @@ def check_samplers(cfg: Config) -> Problems:
             "run.training_gpus",
             "inference_engine.placement",
         )
-    if cfg.sampling_process and vision_family(cfg.model.name) is not None:
+    yield from _processes(cfg)
+    reads_text = engine.name == "vllm" and cfg.sampling_process
+    if reads_text and vision_family(cfg.model.name) is not None:
         yield at(
             "inference_engine.name",
             (
@@ -176,6 +191,24 @@ def check_samplers(cfg: Config) -> Problems:
             "needs devices of its own: set inference_engine.placement to separate, or this to 1",
             "inference_engine.placement",
         )
+
+
+def _processes(cfg: Config) -> Problems:
+    """Check that samplers in processes of this machine are the only ones, and have a device."""
+    engine = cfg.inference_engine
+    if not engine.processes:
+        return
+    if engine.actors:
+        yield at(
+            "inference_engine.processes",
+            (
+                "samplers are processes of this machine or Ray actors, and inference_engine.actors "
+                f"is {engine.actors}: remove one of the two"
+            ),
+            "inference_engine.actors",
+        )
+    if cfg.run.device == "cuda":
+        yield at("inference_engine.processes", ON_CPU_ALONE, "run.device")
 
 
 # --- Adapters.
@@ -244,7 +277,8 @@ def _in_four_bits(cfg: Config) -> Problems:
             "model.load_in_4bit",
             (
                 "samplers that load the model's files have unquantised weights under the adapter: "
-                "set lora.delivery to merged, or inference_engine.name to local and its actors to 0"
+                "set lora.delivery to merged, or inference_engine.name to local and its actors and "
+                "processes to 0"
             ),
             "lora.delivery",
             "inference_engine",

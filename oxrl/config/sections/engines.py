@@ -21,8 +21,8 @@ class EngineConfig(Section):
 
     name: SamplingEngineName = setting(
         "local",
-        "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in a process of "
-        "its own on this machine, without Ray; makes train.correction truncate by default.",
+        "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in processes of "
+        "their own on this machine, without Ray; makes train.correction truncate by default.",
         aka=Aka(
             "use_vllm", "rollout.name", values={"true": "vllm", "false": "local", "hf": "local"}
         ),
@@ -36,12 +36,20 @@ class EngineConfig(Section):
     )
     actors: int = setting(
         0,
-        "Ray actors that sample, each with a model of its own; 0: this process samples, or, of "
-        "vllm, one that it starts.",
+        "Ray actors that sample, each with a model of its own; 0: this process samples, or those "
+        "that it starts.",
         ge=0,
         le=65536,
         why="each is a process",
         of=RL,
+    )
+    processes: int = setting(
+        0,
+        "Processes of this machine that sample, each with a model of its own on the CPU, without "
+        "Ray; 0: this process samples, or, of vllm, one that it starts.",
+        ge=0,
+        le=1024,
+        why="each is a process",
     )
     placement: Literal["separate", "colocated"] = setting(
         "separate",

@@ -104,8 +104,8 @@ class RolloutConfig(Section):
     max_staleness: int = setting(
         0,
         "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout "
-        "batches are sampled while one trains (with inference_engine.actors at the same time), "
-        "then they lag epochs x minibatches or more.",
+        "batches are sampled while one trains (at the same time with inference_engine.actors or "
+        "processes), then they lag epochs x minibatches or more.",
         ge=0,
         le=1000,
         why="samples of so old weights say nothing of the present ones",

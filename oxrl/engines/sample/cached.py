@@ -92,6 +92,11 @@ class CachedSampler(ModuleSampler):
     def _rows(self) -> Sequence[Slots]:
         return self._lanes
 
+    def _slots_for(self, count: int) -> Lane:
+        lane = Lane(count, self.model.device, self.recorded)
+        self._lanes.append(lane)
+        return lane
+
     @torch.inference_mode()
     def _work(self) -> None:
         while self._waiting and self._active < self.max_rows:
@@ -126,7 +131,7 @@ class CachedSampler(ModuleSampler):
         prompts = [self._prompt(request) for request in requests]
         # Of each different prompt the last request: any of them will do.
         different = dict(zip(prompts, requests, strict=True))
-        lane = Lane(len(requests), self.model.device, self.recorded)
+        lane = self._slots_for(len(requests))
         lane.occupy(requests)
         contexts = [prompt_of(request) for request in different.values()]
         tokens = torch.tensor(contexts, device=self.model.device)
@@ -137,7 +142,6 @@ class CachedSampler(ModuleSampler):
         place = {prompt: index for index, prompt in enumerate(different)}
         order = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
         lane.select(order)
-        self._lanes.append(lane)
         self._sample_next(lane, logits[order])
 
     def _decode_step(self, lane: Lane) -> None:

@@ -110,6 +110,9 @@ class LocalSampler(ModuleSampler):
     def _rows(self) -> Sequence[Slots]:
         return [self._slots]
 
+    def _slots_for(self, count: int) -> Slots:
+        return self._slots
+
     @torch.inference_mode()
     def _work(self) -> None:
         if self._slots.cache is None and self._slots.requests:

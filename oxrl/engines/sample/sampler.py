@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from time import monotonic
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +43,9 @@ from oxrl.types import (
     TokenBatch,
     TokenRun,
 )
+
+if TYPE_CHECKING:
+    from oxrl.usercode.messages import Json
 
 # Who is told of a response when it is finished.
 OnFinished = Callable[[Finished], object]
@@ -152,6 +156,8 @@ class Sampler(ABC):
         self._here: set[str] = set()
         self._finished: Responses = []
         self._counted: defaultdict[str, float] = defaultdict(float)
+        # Pieces of work that were done so far.
+        self.round = 0
 
     @abstractmethod
     def _accept(self, request: Request) -> None:
@@ -202,12 +208,15 @@ class Sampler(ABC):
             else:
                 self._finished.append(self._ended(request, "length", request.prefix))
 
-    def poll(self, deadline_s: float) -> Responses:
+    def poll(self, deadline_s: float, until: float = inf) -> Responses:
+        """See ParkingEngine."""
         start = monotonic()
         try:
-            while not self._finished and self._here:
+            while not self._finished and self._here and self.round < until:
                 self._work()
-                if not self._finished and monotonic() - start > deadline_s:
+                self.round += 1
+                late = monotonic() - start > deadline_s
+                if late and not self._finished and self.round < until:
                     raise DeadlineError(
                         f"waited {deadline_s:g} s for a sampled response: {self._progress()}. "
                         "Raise run.deadlines.rollout or lower rollout.max_tokens"
@@ -288,8 +297,36 @@ class ModuleSampler(Sampler):
         """Return the rows that are being decoded."""
 
     @abstractmethod
+    def _slots_for(self, count: int) -> Slots:
+        """Return slots in which there is room for `count` rows more, which are decoded together."""
+
+    @abstractmethod
     def _forget_computed(self) -> None:
         """Drop everything that was computed from weights; rows go on and compute it again."""
+
+    def state(self) -> Json:
+        """See ParkingEngine."""
+        from oxrl.engines.sample.parked import state_of  # most runs never park
+
+        if self._finished:
+            raise EngineError(
+                f"{len(self._finished)} requests have finished and were not polled, such as "
+                f"{self._finished[0].request.id!r}: poll them first, a state has no room for them"
+            )
+        return state_of(self._rows(), self._waiting, self.round)
+
+    @torch.inference_mode()
+    def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
+        """See ParkingEngine."""
+        from oxrl.engines.sample.parked import parked_of  # most runs never park
+
+        parked = parked_of(state, requests, self.recorded, self.max_rows)
+        self.close()
+        for rows in parked.rows:
+            self._here.update(request.id for request in rows.requests)
+            rows.enter(self._slots_for(len(rows.requests)))
+        self.submit(parked.waiting)
+        self.round = parked.round
 
     def _release(
         self, slots: Slots, ended: Sequence[int], reason: FinishReason | None = None

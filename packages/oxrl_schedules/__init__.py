@@ -1,0 +1,1 @@
+"""Schedules of sampling and training, simulated: which share of its time a run waits."""
