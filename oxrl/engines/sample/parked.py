@@ -103,14 +103,25 @@ class Parked(NamedTuple):
     round: int
 
 
-def state_of(rows: Sequence[Slots], waiting: Iterable[Request], round: int) -> Json:
+def state_of(
+    finished: Responses, rows: Sequence[Slots], waiting: Iterable[Request], round: int
+) -> Json:
     """Return what is in flight as JSON has it.
 
     Args:
+        finished: what was not polled, for which a state has no room.
         rows: that are being decoded; those of one `Slots` are decoded together.
         waiting: requests without a row, in their order.
         round: of the sampler.
+
+    Raises:
+        EngineError: something has finished that was not polled.
     """
+    if finished:
+        raise EngineError(
+            f"{len(finished)} requests have finished and were not polled, such as "
+            f"{finished[0].request.id!r}: poll them before the state is asked for"
+        )
     return {
         "round": round,
         "rows": [_lines_of(slots) for slots in rows if slots.requests],

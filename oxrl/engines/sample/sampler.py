@@ -308,12 +308,7 @@ class ModuleSampler(Sampler):
         """See ParkingEngine."""
         from oxrl.engines.sample.parked import state_of  # most runs never park
 
-        if self._finished:
-            raise EngineError(
-                f"{len(self._finished)} requests have finished and were not polled, such as "
-                f"{self._finished[0].request.id!r}: poll them first, a state has no room for them"
-            )
-        return state_of(self._rows(), self._waiting, self.round)
+        return state_of(self._finished, self._rows(), self._waiting, self.round)
 
     @torch.inference_mode()
     def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
