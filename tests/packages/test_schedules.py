@@ -81,6 +81,8 @@ def test_the_logical_schedule_trains_for_so_many_rounds_whatever_they_take() -> 
     """
     found = logical(small(THREE * 2, rows=3, train_s=2.0), 1, 2)
     assert found.seconds == 4.0 and found.trainer_waits == pytest.approx(4 / 8)
+    # Who waits waits for a whole window: 5 of the 6 rounds, and the last one is hidden.
+    assert logical(small(THREE * 2, rows=3, train_s=5.0), 1, 5).seconds == (5 + 5 + 5) / 2
     # With windows of 3 the first batch costs 3, and 3 rounds beside 2 s of training cost 1 more.
     assert logical(small(THREE * 2, rows=3, train_s=2.0), 1, 3).seconds == (3 + 1 + 2 + 2) / 2
 
@@ -89,6 +91,9 @@ def test_the_free_schedule_trains_a_batch_as_soon_as_it_is_there() -> None:
     """3 rounds, then 2 s of training beside rounds 4 and 5; round 6 is waited for: 3 + 2 + 1 + 2."""
     found = free(small(THREE * 2, rows=3, train_s=2.0), 1)
     assert found.seconds == 4.0 and found.trainer_waits == pytest.approx((3 + 1) / 8)
+    # The second batch is there with the first one, and trains while 10 is at rounds 3 to 4 of 10.
+    found = free(small((1, 1, 10), rows=1, train_s=2.0), 2)
+    assert found.seconds == pytest.approx((1 + 2 + 2 + 6 + 2) / 3)
     # Weights come between two rounds: the one that is under way when training ends goes on.
     assert free(small(THREE * 2, rows=3, train_s=1.5), 1).seconds == (3 + 0.5 + 1.5 + 1 + 1.5) / 2
 
