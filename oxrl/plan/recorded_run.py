@@ -52,7 +52,8 @@ def read_recorded_run(folder: Path) -> RecordedRun:
     fields = recorded_config(folder)
     lengths = _lengths(folder / "samples.jsonl")
     # They work at the same time, and their rounds are counted together.
-    samplers = max(1, fields.get("inference_engine.actors", 0))
+    others = ("inference_engine.processes", "inference_engine.actors")
+    samplers = max(1, *(fields.get(name, 0) for name in others))
     round_s, row_s, train_s = _seconds(folder / "metrics.jsonl", samplers)
     return RecordedRun(
         folder=folder,

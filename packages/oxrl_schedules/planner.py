@@ -26,19 +26,20 @@ def plan_schedule(fields: Mapping[str, Any], like: RecordedRun | None) -> Iterat
         Labels and texts.
     """
     staleness = fields.get("rollout.max_staleness", 0)
-    actors = fields.get("inference_engine.actors", 0)
-    if not actors and (staleness or like):
+    processes = fields.get("inference_engine.processes", 0)
+    others = processes + fields.get("inference_engine.actors", 0)
+    if not others and (staleness or like):
         yield (
             "overlap",
             "none, whatever rollout.max_staleness is: one process samples, then trains; "
-            "inference_engine.actors=1 has another one sample meanwhile",
+            "inference_engine.processes=1 has another one sample meanwhile",
         )
     if like is None:
         return
     updates = fields["train.epochs"] * fields["train.minibatches"]
     lag = staleness // updates
     lags = sorted({*LAGS, lag} - {0})
-    samplers = max(1, actors)
+    samplers = max(1, others)
     rows = fields["data.prompts_per_step"] * fields["rollout.n_samples"]
     batches = 24 + 4 * lags[-1]
     work = simulator.Work(
@@ -48,7 +49,7 @@ def plan_schedule(fields: Mapping[str, Any], like: RecordedRun | None) -> Iterat
         round_s=like.round_s,
         row_s=like.row_s / samplers,
         train_s=like.train_s,
-        overlaps=actors > 0,
+        overlaps=others > 0,
     )
     yield (
         "schedule",

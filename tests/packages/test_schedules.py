@@ -236,7 +236,7 @@ def test_a_plan_says_who_waits_for_whom_by_lag(recorded: Path) -> None:
     Rows are alike, so blocks fill slots as well as anything: only what overlaps is gained.
     """
     nothing, first, sequence, *ahead = plan_of(recorded, "train.minibatches=2")
-    assert nothing.startswith("overlap     none") and "inference_engine.actors=1" in nothing
+    assert nothing.startswith("overlap     none") and "inference_engine.processes=1" in nothing
     assert "by 1 responses" in first and "a full round 0.21 s, training 2.5 s a batch" in first
     assert "rollout.max_staleness=0: 6.7 s a batch, 0.63 of the ideal; the trainer" in sequence
     assert "waits 63% of the time for samplers, they 37%" in sequence
@@ -266,7 +266,7 @@ def test_without_a_run_a_plan_says_what_is_true_of_all(tmp_path: Path) -> None:
     [line] = planned_lines(rl_config(tmp_path, "new", lag), None)
     assert line.startswith("overlap     none, whatever rollout.max_staleness is")
     assert [
-        *planned_lines(rl_config(tmp_path, "new", [*lag, "inference_engine.actors=1"]), None)
+        *planned_lines(rl_config(tmp_path, "new", [*lag, "inference_engine.processes=1"]), None)
     ] == []
 
 
