@@ -416,6 +416,8 @@ def test_sources_and_evaluations_of_a_model_alone_deliver_weights() -> None:
         "oxrl/rollouts/async_rollouts.AheadRollouts._next",
         "oxrl/rollouts/async_rollouts.AheadRollouts._finish",
         "oxrl/rollouts/async_rollouts.AheadRollouts.lend",
+        "oxrl/rollouts/continuous.ContinuousRollouts._next",
+        "oxrl/rollouts/continuous.ContinuousRollouts.lend",
         # Evaluations without a source: of a model that is given, and of one that rows teach.
         "oxrl/assembly/sampler_processes.proved_sampler",
         "oxrl/assembly/answered.build_generated.evaluate",
