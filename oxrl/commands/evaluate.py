@@ -139,7 +139,7 @@ def run_eval(
     ).metrics
 
 
-class Evaluated(NamedTuple):
+class EvaluatedTarget(NamedTuple):
     """The metrics of an evaluation, and the responses that they are of.
 
     rollouts: `samples` in a row per prompt; none where the likelihood of given answers is measured.
@@ -158,14 +158,14 @@ def evaluate_target(
     temperature: float | None = None,
     pick: str | None = None,
     out: Path | None = None,
-) -> Evaluated:
+) -> EvaluatedTarget:
     """As `run_eval`, with the responses."""
     with ExitStack() as pins:
         cfg, run = evaluation_config(target, overrides, pins)
         path = held_out_file(cfg, run)
         if cfg.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
             sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
-            return Evaluated(likelihood(cfg, path, sampling), [], 0)
+            return EvaluatedTarget(likelihood(cfg, path, sampling), [], 0)
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
         if samples is not None:
@@ -184,7 +184,7 @@ def evaluate_target(
         if out is not None:
             records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
             out.write_bytes(b"".join(map(encode_line, records)))
-        return Evaluated(metrics, rollouts, samples)
+        return EvaluatedTarget(metrics, rollouts, samples)
 
 
 def check_samples_differ(cfg: Config, samples: int, temperature: float) -> None:
@@ -201,7 +201,7 @@ def check_samples_differ(cfg: Config, samples: int, temperature: float) -> None:
         )
 
 
-def told(found: Evaluated) -> str:
+def told(found: EvaluatedTarget) -> str:
     """Every metric on a line, with its interval, and behind them advice on how to narrow it."""
     metrics = found.metrics
     lines = [

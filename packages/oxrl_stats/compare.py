@@ -302,9 +302,7 @@ def _check_names(names: Sequence[str], options: Options, control: str | None, se
     if select and len(names) < 2:
         raise ConfigError(f"--select chooses among checkpoints, and {len(names)} is named")
     if not select and len(names) != 2:
-        raise ConfigError(
-            f"compare takes two models, and {len(names)} are named; --select takes more"
-        )
+        raise ConfigError(f"compare takes two models, not {len(names)}; --select takes more")
     if select and control:
         raise ConfigError("--control is for a comparison of two models; leave out --select")
     if not select and names[0] == names[1] and options.samples is None:

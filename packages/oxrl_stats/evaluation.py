@@ -19,21 +19,7 @@ from oxrl_stats.intervals import (
     advice,
     all_scored,
     bootstrap_intervals,
-    mean_interval,
 )
-
-
-def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
-    """The interval of the mean reward: what every evaluation of a run records.
-
-    Args:
-        rewards: [prompts, samples], of prompts whose responses all have a score.
-
-    Returns:
-        `eval/reward_low` and `eval/reward_high`; NaN where there are fewer than 5 prompts.
-    """
-    found = mean_interval(rewards)
-    return {"eval/reward_low": found.low, "eval/reward_high": found.high}
 
 
 class Answers(NamedTuple):

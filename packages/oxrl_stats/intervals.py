@@ -8,6 +8,7 @@ the same prompts is not surer than the prompts allow (Miller, arXiv:2411.00640, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -150,6 +151,19 @@ def mean_interval(rewards: Numbers) -> Interval:
         return Interval(mean, math.nan, math.nan)
     low, high = mean_bounds(rewards)
     return Interval(mean, float(low), float(high))
+
+
+def reward_bounds(rewards: Numbers) -> Mapping[str, float]:
+    """The interval of the mean reward: what every evaluation of a run records.
+
+    Args:
+        rewards: [prompts, samples], of prompts whose responses all have a score.
+
+    Returns:
+        `eval/reward_low` and `eval/reward_high`; NaN where there are fewer than 5 prompts.
+    """
+    found = mean_interval(rewards)
+    return {"eval/reward_low": found.low, "eval/reward_high": found.high}
 
 
 def bootstrap_intervals(of_prompts: Numbers, *, seed: int = 0) -> list[Interval]:

@@ -37,7 +37,7 @@ class Changes(NamedTuple):
     turned: int
 
 
-class Comparison:
+class BothRewards:
     """All samples of a run with both of their rewards, group after group.
 
     Args:
@@ -117,7 +117,7 @@ def changes(before: Numbers, now: Numbers) -> Changes:
     )
 
 
-def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None) -> Comparison:
+def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None) -> BothRewards:
     """`oxrl score`: score the recorded samples of a run with another reward.
 
     Args:
@@ -131,13 +131,13 @@ def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None
         DataError: the run has no samples.
         RewardError: the reward cannot be loaded.
     """
-    found = Comparison(score_again(run, overrides))
+    found = BothRewards(score_again(run, overrides))
     if out is not None:
         out.write_bytes(b"".join(map(encode_line, sample_fields(found))))
     return found
 
 
-def sample_fields(found: Comparison) -> Iterator[Mapping[str, object]]:
+def sample_fields(found: BothRewards) -> Iterator[Mapping[str, object]]:
     """Yield the lines of the file that `--out` names.
 
     Args:
@@ -167,7 +167,7 @@ def sample_fields(found: Comparison) -> Iterator[Mapping[str, object]]:
             yield fields
 
 
-def report(found: Comparison) -> str:
+def report(found: BothRewards) -> str:
     """The comparison in lines of text.
 
     Args:
@@ -207,7 +207,7 @@ def report(found: Comparison) -> str:
     return "\n".join([*lines, *_largest(found)])
 
 
-def _over_prompts(found: Comparison) -> str:
+def _over_prompts(found: BothRewards) -> str:
     """New minus recorded reward with its interval: a prompt of a step is one observation."""
     groups: dict[tuple[int, int], list[float]] = {}
     for line, gap in zip(found.lines, found.differences, strict=True):
@@ -216,7 +216,7 @@ def _over_prompts(found: Comparison) -> str:
     return difference(np.array([mean(gaps) for gaps in groups.values()])).text
 
 
-def _largest(found: Comparison) -> list[str]:
+def _largest(found: BothRewards) -> list[str]:
     """The samples whose reward changed most, and the first ones that lost or gained one."""
     sizes = np.nan_to_num(np.abs(found.differences))
     changed = [place for place in np.argsort(-sizes, kind="stable") if sizes[place] > EQUAL]

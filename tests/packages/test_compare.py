@@ -124,8 +124,8 @@ def test_several_files_are_adjusted_for_being_several(runs: Path, tmp_path: Path
     [
         (["one", "other"], [], "reward.name is .*letters' in .*one and .* in .*other"),
         (["one", "one"], [], "compared with itself; name another model, or write --samples K"),
-        (["one"], [], "compare takes two models, and 1 are named"),
-        (["one", "two", "other"], [], "two models, and 3 are named; --select takes more"),
+        (["one"], [], "compare takes two models, not 1"),
+        (["one", "two", "other"], [], "two models, not 3; --select takes more"),
         (["one"], ["--select"], "--select chooses among checkpoints, and 1 is named"),
         (["one", "two"], ["--select", "--control", "one"], "leave out --select"),
         (["one", "two"], ["--samples", "0"], "samples.*greater than or equal to 1"),

@@ -18,7 +18,7 @@ from oxrl.data.samples import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.rollouts.stored import recorded_completion, stored_groups
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
-from oxrl_stats.score import Changes, Comparison, ranks, report, run_score
+from oxrl_stats.score import BothRewards, Changes, ranks, report, run_score
 from support.small_runs import rl_config
 
 REWARDS = """
@@ -137,7 +137,7 @@ def test_parts_and_other_settings_may_be_given(finished: Config) -> None:
 
 def test_columns_of_small_means_stay_apart() -> None:
     line: Any = {"reward": -1.21376e-05, "status": "ok", "step": 1, "draw": 0, "sample": 0}
-    found = Comparison([ScoredAgain([line], [Score(value=-1.21376e-05)])])
+    found = BothRewards([ScoredAgain([line], [Score(value=-1.21376e-05)])])
     (mean,) = [row for row in report(found).splitlines() if row.startswith("mean of those")]
     assert mean.split()[-2:] == ["-1.21376e-05"] * 2
 
@@ -242,7 +242,7 @@ def compared(*groups: tuple[list[float | None], list[float | None]]) -> Changes:
         lines = [{"reward": reward, "status": "ok", "step": 1, "draw": draw} for reward in before]
         scores = [Score(value=reward, status="error" if reward is None else "ok") for reward in now]
         again.append(ScoredAgain(lines, scores))
-    return Comparison(again).changes
+    return BothRewards(again).changes
 
 
 def test_another_best_response_is_one_that_was_not_the_best() -> None:
@@ -275,7 +275,7 @@ def test_a_report_tells_means_and_what_changed_most_in_numbers_or_outcomes() -> 
         (0.5, Score(value=0.5)),
     ]
     lines = [line(sample, reward) for sample, (reward, _) in enumerate(scored)]
-    found = Comparison([ScoredAgain(lines, [score for _, score in scored])])
+    found = BothRewards([ScoredAgain(lines, [score for _, score in scored])])
     told = report(found).splitlines()
     [means] = [line for line in told if line.startswith("mean of those with both")]
     assert means.split()[-2:] == ["0.5", "1"]  # (0.25 + 0.75 + 0.5) / 3, (0.5 + 2 + 0.5) / 3
