@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -263,18 +264,38 @@ class ContinuousRollouts:
         sampler = self._sampler
         until = sampler.round + self._rounds
         patience = Patience(stop, self.parts.deadline_s)
-        while sampler.round < until and (missing := self.books.missing):
-            what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
-            try:
-                finished = sampler.poll(patience.look(what), until)
-            except DeadlineError:
-                continue
-            for item in finished:
-                self.books.completions[item.request.id] = item.completion
-                self.parts.on_finished(item)
-            if finished:
-                patience.answered()
+        while sampler.round < until and self.books.missing:
+            self._poll(patience, until)
         sampler.round = until
+
+    def _poll(self, patience: Patience, until: float, longest_s: float = inf) -> bool:
+        """Take in what finishes within a moment.
+
+        Args:
+            patience: of the whole wait.
+            until: the round at which the poll ends.
+            longest_s: of the moment, in seconds.
+
+        Returns:
+            Whether the sampler had anything to do before that round.
+
+        Raises:
+            DeadlineError: nothing has finished for too long.
+            Stopped: a signal asked to stop.
+        """
+        missing = self.books.missing
+        what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
+        seconds = min(patience.look(what), longest_s)
+        try:
+            finished = self._sampler.poll(seconds, until)
+        except DeadlineError:
+            return True
+        for item in finished:
+            self.books.completions[item.request.id] = item.completion
+            self.parts.on_finished(item)
+        if finished:
+            patience.answered()
+        return bool(finished)
 
     def _score(self, found: RolloutStep, draws: range) -> None:
         """Hand over the groups of some draws: those that have scores, then those that get them."""
