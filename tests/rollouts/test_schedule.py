@@ -1,6 +1,6 @@
 """schedule.jsonl: what is written is read, what was changed is named, what is no schedule refused.
 
-    pytest tests/rollouts/test_schedule.py
+pytest tests/rollouts/test_schedule.py
 """
 
 from __future__ import annotations
