@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -339,19 +340,38 @@ class ContinuousRollouts:
         until = sampler.round + self._window_rounds
         patience = Patience(stop, self.parts.deadline_s)
         while sampler.round < until and (missing := self.books.missing):
-            what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
-            try:
-                finished = sampler.poll(patience.look(what), until)
-            except DeadlineError:
-                continue
-            if not finished and sampler.round < until:
+            if not self._poll(patience, until) and sampler.round < until:
                 raise self._lost(missing)
-            for item in finished:
-                self.books.completions[item.request.id] = item.completion
-                self.parts.on_finished(item)
-            if finished:
-                patience.answered()
         sampler.round = until
+
+    def _poll(self, patience: Patience, until: float, longest_s: float = inf) -> bool:
+        """Take in what finishes within a moment.
+
+        Args:
+            patience: of the whole wait.
+            until: the round at which the poll ends.
+            longest_s: of the moment, in seconds.
+
+        Returns:
+            Whether the sampler had anything to do before that round.
+
+        Raises:
+            DeadlineError: nothing has finished for too long.
+            Stopped: a signal asked to stop.
+        """
+        missing = self.books.missing
+        what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
+        seconds = min(patience.look(what), longest_s)
+        try:
+            finished = self._sampler.poll(seconds, until)
+        except DeadlineError:
+            return True
+        for item in finished:
+            self.books.completions[item.request.id] = item.completion
+            self.parts.on_finished(item)
+        if finished:
+            patience.answered()
+        return bool(finished)
 
     def _score(self, found: RolloutStep, draws: range) -> None:
         """Hand over the groups of some draws: those that have scores, then those that get them."""
