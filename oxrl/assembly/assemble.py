@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from oxrl.recipes.scored_answers import Evaluation
     from oxrl.recipes.session import Session
 
+log = logging.getLogger(__name__)
+
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -89,7 +92,7 @@ def assemble(
     clock: Clock,
     stack: ExitStack,
     pool: ScoringPool | None = None,
-    say: Callable[[str], object] = ignore,
+    say: Callable[[str], object] = log.info,
 ) -> Machine:
     """Put a run together, which `stack` ends.
 
@@ -363,7 +366,7 @@ def overlapped(
 
 
 def build_source(
-    cfg: Config, parts: RolloutParts, say: Callable[[str], object] = ignore
+    cfg: Config, parts: RolloutParts, say: Callable[[str], object] = log.info
 ) -> RolloutSource:
     """Build the source of rollouts: step after step, in rounds, while training goes on, or stored.
 
