@@ -94,14 +94,8 @@ def assemble(
     pool: ScoringPool | None = None,
     say: Callable[[str], object] = log.info,
 ) -> Machine:
-    """Put a run together, which `stack` ends.
-
-    Args:
-        assembly: has the parts.
-        clock: of the run.
-        stack: closes what is started here.
-        pool: a reward that was tried already.
-        say: tells the user something.
+    """Put a run together, which `stack` ends; `pool` is a reward that was tried already, and `say`
+    tells the user something.
     """
     cfg = assembly.cfg
     # Before the models: a reward that cannot be loaded should not cost the time they take.
