@@ -125,8 +125,9 @@ class FreeRollouts(ContinuousRollouts):
         """Sample until it is over, or until nothing is missing; then no poll is in flight."""
         patience = Patience(stop, self.parts.deadline_s)
         try:
-            while self.books.missing and not over():
-                self._poll(patience, inf, POLL_S)
+            while (missing := self.books.missing) and not over():
+                if not self._poll(patience, inf, POLL_S):
+                    raise self._lost(missing)
         except Stopped:
             self._settle()
             raise

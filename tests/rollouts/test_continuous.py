@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from oxrl.engines.sample import Finished
-from oxrl.errors import CheckpointError, DeadlineError, Stopped
+from oxrl.errors import CheckpointError, DeadlineError, EngineError, InvariantError, Stopped
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
-from oxrl.rollouts.continuous import ContinuousRollouts
+from oxrl.rollouts.continuous import MEASURED, ContinuousRollouts
 from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.rounds import RoundRollouts
 from oxrl.rollouts.schedule import SCHEDULE, RecordedBatch, read_schedule, wrong_lines
@@ -264,7 +264,7 @@ def played(
     source = source_of(parts, ahead=ahead, updates=updates, steps=steps)
     found: list[Any] = []
     handed: list[int] = []
-    draw = 0
+    draw = grid = 0
     for at in range(steps):
         step = source.next(draw, step=at * updates)
         draw = step.next_draw
@@ -280,7 +280,9 @@ def played(
         assert new == list(range(step.start, step.next_draw))
         handed += new
         check_books(source, engine, handed)
-        assert engine.round % ROUNDS == 0
+        if at < MEASURED:  # round by round
+            grid = engine.round
+        assert (engine.round - grid) % ROUNDS == 0
         found.append(told(step))
     assert handed == list(range(draw))
     if ahead > 2:  # as far ahead as the most rounds reach: nothing is asked again
@@ -383,6 +385,60 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="999/0"):
+        source_of(parts_of(MemoryEngine()), ahead=2, steps=5).load(tmp_path)
+
+
+class Forgetful(MemoryEngine):
+    """An engine that loses a request when it is restored, or refuses to be."""
+
+    refuses = False
+
+    def restore(self, state: Any, requests: Mapping[str, Request]) -> None:
+        if self.refuses:
+            raise EngineError("it records other columns")
+        super().restore(state, requests)
+        self.abort([next(iter(self.requests))])
+
+
+def saved_in_flight(folder: Path) -> None:
+    """The checkpoint of a run that has something in flight after its third batch."""
+    source = source_of(parts_of(MemoryEngine()), ahead=2, steps=9)
+    draw = 0
+    for step in range(3):
+        draw = source.next(draw, step=step).next_draw
+    assert source.books.missing
+    source.save(folder)
+
+
+def restored(folder: Path, engine: MemoryEngine) -> ContinuousRollouts:
+    saved_in_flight(folder)
+    source = source_of(parts_of(engine), ahead=2, steps=9)
+    source.load(folder)
+    return source
+
+
+def test_what_a_sampler_cannot_go_on_with_is_told_with_its_draws(tmp_path: Path) -> None:
+    engine = Forgetful()
+    engine.refuses = True
+    source = restored(tmp_path, engine)
+    told = r"samples\.json holds .* of the draws \[9, .*go on with them: it records other columns"
+    with pytest.raises(CheckpointError, match=told):
+        source.next(9, step=3)
+
+
+def test_responses_that_never_come_are_told_with_their_draws(tmp_path: Path) -> None:
+    source = restored(tmp_path, Forgetful())
+    draw = 9
+    with pytest.raises(
+        (CheckpointError, InvariantError), match=r"1 responses of the draws \[\d+\]"
+    ):
+        for step in range(3, 9):
+            draw = source.next(draw, step=step).next_draw
+
+
+def test_a_checkpoint_of_waves_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "samples.json").write_text(json.dumps({"batches": [], "completions": {}}))
+    with pytest.raises(CheckpointError, match="of an earlier oxRL, which sampled ahead in waves"):
         source_of(parts_of(MemoryEngine()), ahead=2, steps=5).load(tmp_path)
 
 
