@@ -6,21 +6,23 @@ pytest tests/commands/test_replay_schedule.py
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from oxrl.assembly import assemble
 from oxrl.cli import app
 from oxrl.commands.replay_schedule import replay_schedule
 from oxrl.commands.train import run
 from oxrl.errors import OxrlError
+from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.whole_samples import read_step
-from support.continuous_runs import free_source
+from oxrl.usercode import worker as worker_module
+from support.sampling_processes import FORKING, parent_of
 from support.small_runs import model_that_stops, rl_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -43,6 +45,7 @@ def free_run(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) ->
             "max_tokens": 12,
             "n_samples": 4,
             "max_staleness": 2 * updates,
+            "schedule": "free",
             "force_strict_on_policy": False,
         },
         train=train,
@@ -53,14 +56,7 @@ def free_run(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) ->
 
 
 @pytest.fixture(scope="module")
-def by_the_clock() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "build_source", free_source)
-        yield
-
-
-@pytest.fixture(scope="module")
-def recorded(by_the_clock: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return free_run(tmp_path_factory.mktemp("free"), KINDS["two minibatches"])
 
 
@@ -90,7 +86,7 @@ def test_a_run_is_equal_and_nothing_in_it_is_changed(recorded: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dapo", "remax"])
-def test_other_rows_are_replayed_as_well(kind: str, by_the_clock: None, tmp_path: Path) -> None:
+def test_other_rows_are_replayed_as_well(kind: str, tmp_path: Path) -> None:
     code, lines = replayed(free_run(tmp_path, KINDS[kind]))
     assert code == 0, lines
 
@@ -100,6 +96,44 @@ def test_a_part_of_a_run_is_replayed(recorded: Path) -> None:
     assert code == 0 and "2 batches and 4 updates" in lines[1], lines
     code, lines = replayed(recorded, "--step", "99")
     assert code != 0 and "has no step 99: it has 1 to 12" in " ".join(lines)
+
+
+@pytest.mark.filterwarnings("ignore")  # processes are forked while threads run
+def test_two_sampling_processes_are_replayed_without_their_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "subprocess", FORKING)
+    folder = free_run(tmp_path, KINDS["two minibatches"], inference_engine={"processes": 2})
+    says = [json.loads(line) for line in (folder / "schedule.jsonl").read_text().splitlines()]
+    weights = [(line["weights"], line["worker"]) for line in says if "weights" in line]
+    assert weights == [(step, worker) for step in range(0, 12, 2) for worker in (0, 1)]
+    code, lines = replayed(folder)
+    assert code == 0, lines
+    assert "tokens that 6 versions sampled" in lines[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_what_a_lost_process_had_is_noted_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "subprocess", FORKING)
+    wait_for = FreeRollouts._wait_for  # pyright: ignore[reportPrivateUsage]
+    lost: list[str] = []
+
+    def one_is_killed(self: FreeRollouts, draws: range) -> None:
+        workers: Any = self.parts.sampler
+        if draws.start == 8 and not lost:
+            lost.extend(workers.workers[1].in_flight)
+            os.kill(workers.workers[1].call(parent_of)[0], signal.SIGKILL)
+        wait_for(self, draws)
+
+    monkeypatch.setattr(FreeRollouts, "_wait_for", one_is_killed)
+    folder = free_run(tmp_path, KINDS["two minibatches"], inference_engine={"processes": 2})
+    says = [json.loads(line) for line in (folder / "schedule.jsonl").read_text().splitlines()]
+    retries = [(line["retry"], line["worker"]) for line in says if "retry" in line]
+    assert retries == [(id, 1) for id in lost] and lost
+    code, lines = replayed(folder)
+    assert code == 0, lines
 
 
 def copied(recorded: Path, folder: Path) -> Path:

@@ -11,8 +11,6 @@ from oxrl.assembly import assemble
 from oxrl.config import Config
 from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.rollouts.continuous import ContinuousRollouts
-from oxrl.rollouts.free import FreeRollouts
-from oxrl.rollouts.schedule import SCHEDULE
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
 from support.killed_runs import run_in_child
 
@@ -30,19 +28,6 @@ def continuous_source(cfg: Config, parts: RolloutParts, say: object = None) -> R
         updates=cfg.train.updates,
         rollout_steps=cfg.run.steps // cfg.train.updates,
         background=False,
-    )
-
-
-def free_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
-    """Build the source that goes by the clock in its place."""
-    return FreeRollouts(
-        parts,
-        cast(ParkingEngine, parts.sampler),
-        ahead=cfg.rollout.max_staleness // cfg.train.updates,
-        updates=cfg.train.updates,
-        rollout_steps=cfg.run.steps // cfg.train.updates,
-        background=cfg.inference_engine.processes > 0,
-        path=cfg.run.directory / SCHEDULE,
     )
 
 
