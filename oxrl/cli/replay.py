@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from oxrl.commands.replay import Mismatch
     from oxrl.rollouts.schedule import WrongLine
 
-    Findings = Sequence[Mismatch | WrongLine]
-
 
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
@@ -48,19 +46,14 @@ def replay(
     if schedule and sample is not None:
         raise typer.BadParameter("is of one step: leave out --schedule", param_hint="--sample")
     import_model_classes()
-    findings = _schedule(run, step, tolerance) if schedule else _step(run, step, sample, tolerance)
+    from oxrl.commands import replay as steps  # torch
+    from oxrl.commands import replay_schedule as schedules  # torch
+
+    findings: Sequence[Mismatch | WrongLine]
+    if schedule:
+        findings = schedules.replay_schedule(run, step, tolerance=tolerance)
+    else:
+        findings = steps.replay(run, required(step, "--step"), sample, tolerance=tolerance)
     for finding in findings:
         say(str(finding))
     raise typer.Exit(0 if all(finding.equal for finding in findings) else 1)
-
-
-def _step(run: Path, step: int | None, sample: int | None, tolerance: float | None) -> Findings:
-    from oxrl.commands.replay import replay as go_through_again  # torch
-
-    return go_through_again(run, required(step, "--step"), sample, tolerance=tolerance)
-
-
-def _schedule(run: Path, step: int | None, tolerance: float | None) -> Findings:
-    from oxrl.commands.replay_schedule import replay_schedule  # torch
-
-    return replay_schedule(run, step, tolerance=tolerance)

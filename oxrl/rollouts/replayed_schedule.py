@@ -1,4 +1,4 @@
-"""What a free run sampled, sampled again without its clock.
+"""Samples of a free run, sampled again without its clock.
 
 Every token says which weights sampled it. So for each version in turn every recorded response goes
 on, from where it stood, for as many tokens as it got from that version; then the recorded batch is
@@ -167,7 +167,7 @@ class ReplayedSchedule(StoredRollouts):
             yield Piece(_name(batch.step, rollout), segment, asking, first, first + count)
 
     def _is_asked(self, step: int, rollout: Rollout, request: Request | None) -> bool:
-        """Whether this run asks for a recorded response too; if not, that is noted."""
+        """Return whether this run asks for a recorded response too; if not, that is noted."""
         now = None if request is None else (request.prompt.token_ids, request.seed)
         if now == (rollout.prompt.token_ids, rollout.seed):
             return True

@@ -89,7 +89,7 @@ class ScheduleFile:
 
     @property
     def here(self) -> Mark:
-        """Where the next line goes."""
+        """The place of the next line."""
         return Mark(self._end, self._chain.value())
 
     def cut(self, mark: Mark) -> None:
