@@ -123,7 +123,7 @@ def assemble(
         choice=next((each.choice for each in features if each.choice is not None), None),
         columns=assembly.columns,
     )
-    source = build_source(assembly, parts)
+    source = assembly.source(parts) if assembly.source else build_source(assembly, parts)
     stack.callback(source.close)
     evaluation = partial(build_evaluation, assembly, limits, parts, source)
     open_answers(features, partial(answers_to, assembly, limits, evaluation))

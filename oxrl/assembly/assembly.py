@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.delivery import Delivery
+    from oxrl.rollouts.sync import RolloutParts, RolloutSource
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -115,6 +116,8 @@ class Assembly:
         self.ranks = ranks
         self.stop = stop
         self.say = say
+        # Builds another source of rollouts than the configuration's: a replay has one.
+        self.source: Callable[[RolloutParts], RolloutSource] | None = None
 
     # --- There once, for everybody.
     @cached_property
