@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from oxrl.recipes.scored_answers import Evaluation
     from oxrl.recipes.session import Session
 
+log = logging.getLogger(__name__)
+
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -75,7 +78,7 @@ def train_rl(assembly: Assembly, session: Session) -> None:
         session: of the run.
     """
     with ExitStack() as stack:
-        machine = assemble(assembly, session.clock, stack, session.pool)
+        machine = assemble(assembly, session.clock, stack, session.pool, session.message)
         if assembly.cfg.run.only is None:
             rl.train(machine, session)
         else:
@@ -85,9 +88,21 @@ def train_rl(assembly: Assembly, session: Session) -> None:
 
 
 def assemble(
-    assembly: Assembly, clock: Clock, stack: ExitStack, pool: ScoringPool | None = None
+    assembly: Assembly,
+    clock: Clock,
+    stack: ExitStack,
+    pool: ScoringPool | None = None,
+    say: Callable[[str], object] = log.info,
 ) -> Machine:
-    """Put a run together, which `stack` ends; `pool` is a reward that was tried already."""
+    """Put a run together, which `stack` ends.
+
+    Args:
+        assembly: has the parts.
+        clock: of the run.
+        stack: closes what is started here.
+        pool: a reward that was tried already.
+        say: tells the user something.
+    """
     cfg = assembly.cfg
     # Before the models: a reward that cannot be loaded should not cost the time they take.
     rewards = start_rewards(assembly, stack, pool)
@@ -123,7 +138,7 @@ def assemble(
         choice=next((each.choice for each in features if each.choice is not None), None),
         columns=assembly.columns,
     )
-    source = build_source(cfg, parts)
+    source = build_source(cfg, parts, say)
     stack.callback(source.close)
     evaluation = partial(build_evaluation, assembly, limits, parts, source)
     open_answers(features, partial(answers_to, assembly, limits, evaluation))
@@ -217,7 +232,7 @@ def build_ledger(
     cfg = assembly.cfg
     train = cfg.train
     shared = isinstance(delivery, SharedWeights)
-    same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
+    same = shared and cfg.model.dtype == "float32" and not cfg.rollout.max_staleness
     asks_more = bool(objective.want_before)
     ledger = ComputeAccounting(
         work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
@@ -350,29 +365,27 @@ def overlapped(
     return meanwhile, meanwhile.offer
 
 
-def build_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
-    """Build the source of rollouts: step after step, in rounds, ahead of training, or stored."""
-    if parts.choice is None and cfg.rollout.from_samples is None and not cfg.sampling_block:
-        return SyncRollouts(parts)
-    from oxrl.rollouts.async_rollouts import AheadRollouts  # the rarer ones
-    from oxrl.rollouts.rounds import RoundRollouts  # as above
-    from oxrl.rollouts.whole_samples import StoredRollouts  # as above
+def build_source(
+    cfg: Config, parts: RolloutParts, say: Callable[[str], object] = log.info
+) -> RolloutSource:
+    """Build the source of rollouts: step after step, in rounds, while training goes on, or stored.
 
+    Args:
+        say: tells the user something.
+    """
     if cfg.rollout.from_samples is not None:
+        from oxrl.rollouts.whole_samples import StoredRollouts  # the rarer ones
+
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
-    if not cfg.sampling_block:
+    if cfg.rollout.max_staleness:
+        from oxrl.assembly.continuous_wiring import sample_ahead  # as above
+
+        return sample_ahead(cfg, parts, say)
+    if parts.choice is not None:
+        from oxrl.rollouts.rounds import RoundRollouts  # as above
+
         return RoundRollouts(parts)
-    rounds = 1 if parts.choice is None else parts.choice.rounds
-    per_batch = parts.prompts_per_step * parts.requests.per_prompt * rounds
-    return AheadRollouts(
-        parts,
-        block=cfg.sampling_block,
-        capacity=2 * cfg.sampling_block * per_batch,
-        rollout_steps=cfg.run.steps // cfg.train.updates,
-        updates=cfg.train.updates,
-        # A process that shares a GPU with this one takes turns with it.
-        background=cfg.inference_engine.actors > 0 or cfg.inference_engine.processes > 0,
-    )
+    return SyncRollouts(parts)
 
 
 def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:

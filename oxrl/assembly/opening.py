@@ -13,7 +13,7 @@ from oxrl.assembly.reference import reference_text
 from oxrl.checkpoint.saving import Origin, SavingOptions
 from oxrl.config import Config, dump_config
 from oxrl.config.conditions import CODE
-from oxrl.config.reads import resume_rules
+from oxrl.config.reads import resume_rules_of
 from oxrl.config.sections.model import told_origin
 from oxrl.entry_points import OURS, all_offers
 from oxrl.errors import ConfigError
@@ -74,7 +74,7 @@ def _open_directory(cfg: Config, *, resume: bool, accept: Sequence[str]) -> RunD
         cfg.run.directory,
         dump_config(cfg),
         resume=resume,
-        allowed=Allowed(resume_rules(), frozenset(accept)),
+        allowed=Allowed(resume_rules_of(cfg), frozenset(accept)),
         review=partial(review_inputs, cfg),
         noted=_noted_of_packages(cfg),
         is_finished=_is_finished,

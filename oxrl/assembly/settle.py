@@ -35,6 +35,7 @@ from oxrl.runs.ranks import Ranks
 
 # Why something was noted of a run that did not begin with auto.
 AS_BEFORE = "so it was when the run began"
+ROUNDS = "rollout.rounds"
 # On a rank that is told what the first one chose.
 NOT_SAID = Choice(0, "")
 
@@ -58,6 +59,8 @@ def settle(cfg: Config, session: Session) -> Config:
     if ranks.first and open_choice(cfg):
         sharing = _choose(session, cfg, SHARING, decide_sharing, describe_sharing)
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
+    if ranks.first:
+        cfg = with_noted_rounds(cfg, session.run.path)
     return without_idle_actors(cfg)
 
 
@@ -76,7 +79,18 @@ def settle_as_noted(cfg: Config, noted: Json, ranks: Ranks, run: Path) -> Config
     cut = noted_choice(run, micro_batch_rules.FIELD)
     if cfg.train.micro_batch_tokens == "auto" and cut is not None:
         cfg = _with_micro_batch(cfg, cut)
-    return without_idle_actors(cfg)
+    return without_idle_actors(with_noted_rounds(cfg, run))
+
+
+def with_noted_rounds(cfg: Config, run: Path) -> Config:
+    """The configuration with the rounds that an earlier start of the run in a directory found."""
+    if not cfg.rollout.max_staleness or cfg.rollout.rounds != "auto":
+        return cfg
+    found = noted_choice(run, ROUNDS)
+    if found is None:
+        return cfg
+    rollout = cfg.rollout.model_copy(update={"rounds": found.value})
+    return cfg.model_copy(update={"rollout": rollout})
 
 
 def without_sharing(cfg: Config, session: Session, refusal: SharingRefused) -> Config:

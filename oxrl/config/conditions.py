@@ -69,6 +69,18 @@ def reads_images(cfg: Config) -> bool | None:
     return False if is_here else None
 
 
+@otherwise("is read where samples may lag behind, rollout.max_staleness; set that, or remove it")
+def samples_ahead(cfg: Config) -> bool:
+    """Sampling goes on while a batch trains."""
+    return cfg.rollout.max_staleness > 0
+
+
+@otherwise("is read by rollout.schedule logical; of free the clock decides: remove one of the two")
+def counts_rounds(cfg: Config) -> bool:
+    """A batch trains for a number of decode rounds."""
+    return cfg.rollout.schedule == "logical"
+
+
 # --- Episodes and actions.
 @otherwise("is read with an environment, environment.name; set that, or remove it")
 def has_environment(cfg: Config) -> bool:

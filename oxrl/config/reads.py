@@ -83,6 +83,22 @@ def resume_rules() -> dict[str, str]:
     return {path: rule for path, rule in rules.items() if rule != "fixed"}
 
 
+# Who samples what by which weights, where sampling goes on while a batch trains.
+OF_SAMPLERS = ("name", "max_rows", "actors", "processes", "placement")
+
+
+def resume_rules_of(cfg: Config) -> dict[str, str]:
+    """The rules of a run: where samples may lag behind, other samplers make another run.
+
+    Args:
+        cfg: of the run.
+    """
+    rules = resume_rules()
+    if cfg.rollout.max_staleness:
+        rules |= {f"inference_engine.{name}": "fixed" for name in OF_SAMPLERS}
+    return rules
+
+
 def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
     found = verdicts(cfg)

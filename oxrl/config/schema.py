@@ -106,9 +106,9 @@ class Config(Section):
         return self.rollout.from_samples is not None and self.data.eval is None
 
     @property
-    def sampling_block(self) -> int:
-        """Rollout batches sampled by the same weights while earlier ones train; 0: none."""
-        return (self.rollout.max_staleness // self.train.updates + 1) // 2
+    def ahead(self) -> int:
+        """Rollout batches that are sampled before the one that trains is done."""
+        return self.rollout.max_staleness // self.train.updates
 
 
 def recipe_of(algorithm: object) -> str:

@@ -61,11 +61,10 @@ def _rl_batch(cfg: Config) -> Lines:
     passes = f"{counted(cfg.train.epochs, 'epoch')} = {counted(updates, 'optimizer step')}"
     total = f"{counted(steps, 'optimizer step')} = {counted(rollouts, 'rollout step')}"
     lag = ""
-    if cfg.sampling_block:
+    if cfg.ahead:
         lag = (
-            f"; asynchronous: {counted(cfg.sampling_block, 'rollout step')} at a time, while "
-            f"earlier ones train, staleness at most "
-            f"{counted((2 * cfg.sampling_block - 1) * updates, 'weight version')}"
+            f"; {counted(cfg.ahead, 'batch', 'es')} ahead of training, a token lags at most "
+            f"{counted(cfg.rollout.max_staleness, 'weight version')}"
         )
     return {
         "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",

@@ -8,21 +8,25 @@ change and requests go in between two windows of `rounds` rounds each, and a bat
 exactly one of them: who is early waits. What is sampled by which weights so depends on nothing that
 a clock measures. In one process the window passes before the update, by the same weights, so that
 one process and samplers of their own give the same samples.
+
+While the first two batches train nothing is sampled, and they are waited for round by round: how
+long they take is what `rounds: auto` goes by. So a run with the number that was found repeats it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from oxrl.engines.sample.parked import ParkingEngine
-from oxrl.errors import CheckpointError, DeadlineError, Stopped
-from oxrl.rollouts.async_rollouts import added
+from oxrl.errors import CheckpointError, DeadlineError, EngineError, InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
 from oxrl.rollouts.whole_samples import rollouts_of, written
@@ -32,6 +36,8 @@ from oxrl.types import Completion, Metrics, Request, Rollout
 from oxrl.usercode.messages import completion_of, encode_json
 
 FILE = "samples.json"
+# Batches at the start of a run, while which train nothing is sampled.
+MEASURED = 2
 
 
 @dataclass
@@ -85,16 +91,43 @@ class Snapshot:
     counters: Metrics
 
 
+@dataclass
+class Pace:
+    """How long the first batches take: seconds of the rounds they wait for, and of their training.
+
+    Where something comes between, such as an evaluation, the training of a batch is over.
+    """
+
+    rounds: int = 0
+    sampling_s: float = 0.0
+    training_s: list[float] = field(default_factory=list)
+    training_since: float | None = None
+
+    def trained(self) -> None:
+        """Note that the batch that was handed over is trained on."""
+        if self.training_since is not None:
+            self.training_s.append(monotonic() - self.training_since)
+        self.training_since = None
+
+    def rounds_of_training(self) -> int:
+        """Return for how many rounds a batch trains, at least one; the quicker batch counts."""
+        if not self.rounds or not self.training_s:
+            return 1
+        round_s = max(self.sampling_s / self.rounds, 1e-9)
+        return max(1, round(min(self.training_s) / round_s))
+
+
 class ContinuousRollouts:
     """A RolloutSource whose sampler goes on while a batch trains.
 
     Args:
         parts: as for `SyncRollouts`; the sampler is a ParkingEngine.
         ahead: batches that a token may be older than the update that begins with it.
-        rounds: decode rounds for which a batch trains.
+        rounds: decode rounds for which a batch trains; None: as the first batches show.
         updates: optimizer steps per rollout step.
         rollout_steps: of the whole run, after which nothing more is sampled.
         background: whether the sampler works while the caller does something else.
+        on_rounds: is told of the rounds that were found, before anything depends on them.
     """
 
     def __init__(
@@ -103,10 +136,11 @@ class ContinuousRollouts:
         sampler: ParkingEngine,
         *,
         ahead: int,
-        rounds: int,
+        rounds: int | None,
         updates: int,
         rollout_steps: int,
         background: bool,
+        on_rounds: Callable[[int], object] | None = None,
     ) -> None:
         self.parts = parts
         self._sampler = sampler
@@ -114,9 +148,15 @@ class ContinuousRollouts:
         self._rounds = rounds
         self._updates = updates
         self._rollout_steps = rollout_steps
+        self._on_rounds = on_rounds
+        self._pace = Pace()
+        # The batch that is about to be handed over, or was.
+        self._batch = 0
         self.books = Books()
         self._counters: Metrics = {}
         self._parked: dict[str, Any] | None = None
+        # The file that it was read from, until the sampler is known to hold what it says.
+        self._read_from: Path | None = None
         self._thread = ThreadPoolExecutor(1, "sampling") if background else None
         self._working: Future[None] | None = None
         self._leaving = False
@@ -129,7 +169,11 @@ class ContinuousRollouts:
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
         self._join(self.parts.stop)
+        self._pace.trained()
+        self._batch = step // self._updates
+        self._settle_rounds(trained=self._batch)
         self._take_up()
+        self.books.end = max(self.books.end, draw)
         self._count()
         held = Snapshot(self.books.copy(), self._sampler.state(), self._counters)
         try:
@@ -142,7 +186,7 @@ class ContinuousRollouts:
         parts = self.parts
         clock = parts.clock
         found = RolloutStep(step=step, start=draw, end=draw)
-        left = self._rollout_steps - step // self._updates  # from this one on
+        left = self._rollout_steps - self._batch  # from this one on
         admitted = min(self._ahead + 1, left) * parts.prompts_per_step
         with clock.phase("time/rollout_s"):
             parts.delivery.deliver(step)
@@ -165,11 +209,14 @@ class ContinuousRollouts:
         found.delivered = parts.delivery.remember(found.rollouts)
         with clock.phase("time/rollout_s"):
             self._begin()
+        self._pace.training_since = monotonic()
+        self._read_from = None
         return found
 
     def lend(self, step: int) -> None:
         """See RolloutSource; what is in flight is put aside, not finished."""
         self._join(self.parts.stop)
+        self._pace.trained()
         if self._parked is None:
             self._count()
             self._parked = self._sampler.state()
@@ -185,6 +232,8 @@ class ContinuousRollouts:
     def save(self, directory: Path) -> None:
         """Write what is in flight, with every token that was sampled."""
         self._join(no_stop)
+        self._pace.trained()
+        self._settle_rounds(trained=self._batch + 1)
         self._count()
         books = self.books
         surplus = [one for group in books.scored.values() for one in group]
@@ -201,6 +250,8 @@ class ContinuousRollouts:
             "counters": self._counters,
             "engine": self._sampler.state() if self._parked is None else self._parked,
         }
+        if self._rounds is None:  # times of this machine, as long as they are needed
+            content["pace"] = asdict(self._pace)
         (directory / FILE).write_text(encode_json(content), encoding="utf-8")
 
     def load(self, directory: Path) -> None:
@@ -211,6 +262,11 @@ class ContinuousRollouts:
         """
         path = directory / FILE
         content = json.loads(path.read_text(encoding="utf-8"))
+        if "engine" not in content:
+            raise CheckpointError(
+                f"{path} is of an earlier oxRL, which sampled ahead in waves: go on with that one, "
+                "or start a new run"
+            )
         requests = {one.id: one for one in self.parts.requests.at(content["draws"])}
         try:
             completions = {
@@ -227,7 +283,21 @@ class ContinuousRollouts:
             )
         self.books = Books(content["end"], requests, completions, scored, content["dispatched"])
         self._counters = content["counters"]
+        self._pace = Pace(**content.get("pace", {}))
         self._parked = content["engine"]
+        self._read_from = path
+
+    def _settle_rounds(self, *, trained: int) -> None:
+        """Find out for how many rounds a batch trains, once so many batches have."""
+        if self._rounds is None and trained >= MEASURED:
+            self._rounds = self._pace.rounds_of_training()
+            if self._on_rounds is not None:
+                self._on_rounds(self._rounds)
+
+    @property
+    def _window_rounds(self) -> int:
+        """Rounds that are waited for at a time: as many as a batch trains for, or one."""
+        return 1 if self._rounds is None or self._batch < MEASURED else self._rounds
 
     def _ask_for(self, end: int) -> None:
         """Submit the requests of the draws below `end` that were not asked for."""
@@ -243,12 +313,18 @@ class ContinuousRollouts:
     def _wait_for(self, draws: range) -> None:
         """Let windows pass until every response of some draws is complete."""
         wanted = [request.id for request in self.books.of(draws)]
+        pace = self._pace
+        before = self._sampler.round
+        begun = monotonic()
         while any(id not in self.books.completions for id in wanted):
             self._window(self.parts.stop)
+        if self._rounds is None:
+            pace.rounds += self._sampler.round - before
+            pace.sampling_s += monotonic() - begun
 
     def _begin(self) -> None:
         """Let the sampler go on for as long as the batch trains."""
-        if not self.books.missing:
+        if self._batch < MEASURED or not self.books.missing:
             return
         if self._thread is None:
             self._window(self.parts.stop)
@@ -261,20 +337,41 @@ class ContinuousRollouts:
     def _window(self, stop: StopAsked) -> None:
         """Sample for exactly so many rounds, or until nothing is missing."""
         sampler = self._sampler
-        until = sampler.round + self._rounds
+        until = sampler.round + self._window_rounds
         patience = Patience(stop, self.parts.deadline_s)
         while sampler.round < until and (missing := self.books.missing):
-            what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
-            try:
-                finished = sampler.poll(patience.look(what), until)
-            except DeadlineError:
-                continue
-            for item in finished:
-                self.books.completions[item.request.id] = item.completion
-                self.parts.on_finished(item)
-            if finished:
-                patience.answered()
+            if not self._poll(patience, until) and sampler.round < until:
+                raise self._lost(missing)
         sampler.round = until
+
+    def _poll(self, patience: Patience, until: float, longest_s: float = inf) -> bool:
+        """Take in what finishes within a moment.
+
+        Args:
+            patience: of the whole wait.
+            until: the round at which the poll ends.
+            longest_s: of the moment, in seconds.
+
+        Returns:
+            Whether the sampler had anything to do before that round.
+
+        Raises:
+            DeadlineError: nothing has finished for too long.
+            Stopped: a signal asked to stop.
+        """
+        missing = self.books.missing
+        what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
+        seconds = min(patience.look(what), longest_s)
+        try:
+            finished = self._sampler.poll(seconds, until)
+        except DeadlineError:
+            return True
+        for item in finished:
+            self.books.completions[item.request.id] = item.completion
+            self.parts.on_finished(item)
+        if finished:
+            patience.answered()
+        return bool(finished)
 
     def _score(self, found: RolloutStep, draws: range) -> None:
         """Hand over the groups of some draws: those that have scores, then those that get them."""
@@ -322,10 +419,32 @@ class ContinuousRollouts:
         working.result()
 
     def _take_up(self) -> None:
-        """Give the sampler back what was put aside."""
-        if self._parked is not None:
+        """Give the sampler back what was put aside.
+
+        Raises:
+            CheckpointError: it was read from a checkpoint, and the sampler cannot go on with it.
+        """
+        if self._parked is None:
+            return
+        try:
             self._sampler.restore(self._parked, self.books.requests)
-            self._parked = None
+        except EngineError as error:
+            if self._read_from is None:
+                raise
+            draws = sorted({request.draw for request in self.books.requests.values()})
+            raise CheckpointError(
+                f"{self._read_from} holds responses of the draws {draws} that were being sampled, "
+                f"and the sampler cannot go on with them: {error}"
+            ) from error
+        self._parked = None
+
+    def _lost(self, missing: list[str]) -> Exception:
+        """The error of a sampler that has nothing more to do while responses are missing."""
+        draws = sorted({self.books.requests[id].draw for id in missing})
+        lost = f"{len(missing)} responses of the draws {draws} that it is not sampling"
+        if self._read_from is None:
+            return InvariantError(f"the sampler has nothing to do, and there are {lost}")
+        return CheckpointError(f"{self._read_from}: the sampler was restored, and there are {lost}")
 
     def _go_back(self, held: Snapshot) -> None:
         """Forget what was done since; it is done again after a resume."""
@@ -357,3 +476,20 @@ def _draw(rollout: Rollout) -> int:
 def scored_groups(lines: Iterable[Any], columns: Columns) -> dict[int, list[Rollout]]:
     """Scored groups by their draws, from the lines of `written`."""
     return by_draw(one for line in lines for one in rollouts_of(line, columns))
+
+
+def added(before: Metrics, new: Metrics) -> Metrics:
+    """Counters of a sampler over two spans of work; of rates those of the second.
+
+    A mean is over decoding steps, and of whole numbers: so that it can be taken apart again.
+    """
+    steps = "rollout/decode_steps"
+    mean = "rollout/mean_active_rows"
+    both = {name: value + before.get(name, 0.0) for name, value in new.items()}
+    for name in new:
+        if name.startswith("throughput/"):
+            both[name] = new[name]
+    if mean in both and steps in both:
+        rows = [round(part.get(mean, 0.0) * part.get(steps, 0.0)) for part in (before, new)]
+        both[mean] = sum(rows) / max(1.0, both[steps])
+    return both

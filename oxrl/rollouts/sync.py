@@ -1,7 +1,7 @@
 """One rollout step after the other: ask, sample, score, hand over. The default.
 
 `RolloutSource` is what the training loop asks. `rounds.py` samples until enough groups teach
-something, `async_rollouts.py` while training goes on; either is imported where it is asked for.
+something, `continuous.py` while training goes on; either is imported where it is asked for.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RolloutSource(Protocol):
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """The scored rollouts of the next rollout step.
 
-        The weights are delivered, and proved, before the first request of a step, round or block.
+        The weights are delivered, and proved, before the first request of a step or round.
 
         Args:
             draw: position in the data order where it begins.
@@ -137,8 +137,8 @@ class RolloutSource(Protocol):
     def lend(self, step: int) -> None:
         """Free the sampler for an evaluation, and leave it with the newest weights.
 
-        What is in flight is finished first, by the weights that began it. The sampler has to be
-        idle again when `next` is asked, which hands over the same as without this.
+        What is in flight is put aside. The sampler has to be idle again when `next` is asked, which
+        hands over the same as without this.
 
         Args:
             step: optimizer steps done, the newest weight version.

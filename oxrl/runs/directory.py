@@ -526,7 +526,8 @@ class Start:
             return
         names = dict.fromkeys([*config, *(change.name for change in inputs)])
         again = command_line(["--resume", *(f"--accept-changes={name}" for name in names)])
-        free = self.allowed.rules.keys() - {"run.steps"}
+        free = {path for path, rule in self.allowed.rules.items() if rule != FIXED}
+        free.discard("run.steps")
         may_change = ", ".join(sorted(path for path in free if "." in path))
         raise RunDirectoryError(
             "\n".join(lines)

@@ -43,7 +43,6 @@ PROBES = 3
 # Why samples were dropped, by the metric that counts them.
 DROPPED = {
     "samples/dropped_unscored": "have no reward, because it failed; samples.jsonl has the reasons",
-    "samples/dropped_stale": "are older than rollout.max_staleness",
     "samples/dropped_alone": "are alone in their group, as the others have no reward",
     "samples/dropped_uninformative": "are of groups that have one reward",
     "samples/dropped_without_baseline": "have no greedy response to be compared with",
@@ -442,7 +441,7 @@ SIGNS = (
         "dropped-rows",
         dropped,
         "half or more of what is sampled is not trained on. samples/dropped_* says why: rewards "
-        "that failed, stale samples, groups of one reward",
+        "that failed, groups of one reward",
         "data/dropped_rows is data/rows or more",
         (
             "data/dropped_rows",
@@ -489,8 +488,7 @@ SIGNS = (
         "nothing-trained",
         nothing_trained,
         "Mend the reward where it fails, take prompts of middling difficulty or a larger "
-        "rollout.n_samples where rewards are equal, raise rollout.max_staleness where samples are "
-        "stale; a task that is solved needs no more training",
+        "rollout.n_samples where rewards are equal; a task that is solved needs no more training",
         "data/empty_steps is 1, or update/grad_norm is 0 in a step that was taken",
         ("update/grad_norm",),
         FRUITLESS,

@@ -10,8 +10,6 @@ from typing import Any
 from oxrl.plan.recorded_run import RecordedRun
 from oxrl_schedules import simulator
 
-# What `rollout.max_staleness` above 0 is today. Once runs have it: simulator.continuous.
-AHEAD = simulator.blocks
 LAGS = (1, 2, 4, 8)
 
 
@@ -38,6 +36,8 @@ def plan_schedule(fields: Mapping[str, Any], like: RecordedRun | None) -> Iterat
         return
     updates = fields["train.epochs"] * fields["train.minibatches"]
     lag = staleness // updates
+    free = fields.get("rollout.schedule") == "free"
+    schedule = simulator.free if free else simulator.continuous
     lags = sorted({*LAGS, lag} - {0})
     samplers = max(1, others)
     rows = fields["data.prompts_per_step"] * fields["rollout.n_samples"]
@@ -59,8 +59,8 @@ def plan_schedule(fields: Mapping[str, Any], like: RecordedRun | None) -> Iterat
     )
     yield "", told("rollout.max_staleness=0", simulator.sequential(work))
     for ahead in lags:
-        yield "", told(f"rollout.max_staleness={ahead * updates}", AHEAD(work, ahead))
-    if lag and AHEAD is simulator.continuous:
+        yield "", told(f"rollout.max_staleness={ahead * updates}", schedule(work, ahead))
+    if lag and not free:
         yield from rounds_lines(work, lag)
 
 

@@ -118,7 +118,13 @@ def test_a_reference_goes_on_behind_its_last_whole_piece(tmp_path: Path) -> None
 
 @pytest.mark.timeout(600)
 def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
-    rollout = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+    rollout = {
+        "max_tokens": 6,
+        "n_samples": 4,
+        "max_staleness": 3,
+        "rounds": 3,
+        "force_strict_on_policy": False,
+    }
     whole, killed = (
         rl_config(
             tmp_path, name, run={"name": name, "steps": 12, "checkpoint_every": 3}, rollout=rollout
@@ -139,6 +145,7 @@ def _columns_killed(folder: Path, kind: str, *, kills: int, steps: int) -> list[
             "max_tokens": 6,
             "n_samples": 4,
             "max_staleness": 3,
+            "rounds": 3,
             "force_strict_on_policy": False,
         }
     }

@@ -16,6 +16,8 @@ from oxrl.tables.user_code import REWARD
 from oxrl.usercode.locate import names_of
 
 LOOSE = "rollout.force_strict_on_policy=false"
+FREE = ("rollout.max_staleness=1", LOOSE, "rollout.schedule=free")
+TOOLS = ("environment.name=tools",)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,36 @@ LOOSE = "rollout.force_strict_on_policy=false"
         (
             ["rollout.max_staleness=1", "train.epochs=2"],
             "rollout.max_staleness",
-            ["lags", "= 2 versions", "or to 0"],
+            ["train.epochs x train.minibatches = 2", "set it to 0 or 2"],
         ),
         (
-            ["rollout.max_staleness=3", LOOSE, "train.alg_name=dapo"],
+            ["rollout.max_staleness=7", LOOSE, "train.epochs=3"],
             "rollout.max_staleness",
-            ["at most 2"],
+            ["train.epochs x train.minibatches = 3", "set it to 6 or 9"],
+        ),
+        (
+            ["rollout.swap=keep", *FREE],
+            "rollout.swap",
+            ["inference_engine.name vllm alone", "no proof of it exists", "set it to recompute"],
+        ),
+        (
+            ["rollout.swap=keep", "rollout.max_staleness=1", LOOSE, "inference_engine.name=vllm"],
+            "rollout.swap",
+            ["rollout.schedule free alone", "no proof of it exists", "set it to recompute"],
+        ),
+        (["rollout.rounds=4", *FREE], "rollout.rounds", ["the clock decides", "one of the two"]),
+        (["rollout.rounds=4"], "rollout.rounds", ["rollout.max_staleness"]),
+        (["rollout.schedule=free"], "rollout.schedule", ["rollout.max_staleness"]),
+        (["rollout.swap=keep"], "rollout.swap", ["rollout.max_staleness"]),
+        (
+            ["rollout.max_staleness=1", LOOSE, *TOOLS, "environment.overlap=true"],
+            "environment.overlap",
+            ["depends on the clock", "set it to false, or the schedule to free"],
+        ),
+        (
+            ["rollout.max_staleness=1", LOOSE, *TOOLS, "environment.max_seconds=9"],
+            "environment.max_seconds",
+            ["depends on the clock", "set it to null, or the schedule to free"],
         ),
         (
             ["rollout.max_tokens=1500", "data.max_prompt_tokens=549"],

@@ -14,7 +14,7 @@ import pytest
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config, check_config, dump_config, load_config
-from oxrl.config.conditions import has_environment
+from oxrl.config.conditions import has_environment, samples_ahead
 from oxrl.config.field import about
 from oxrl.config.reads import fields_read
 from oxrl.config.schema import FIELDS, SECTIONS
@@ -74,6 +74,7 @@ SECOND: dict[str, Any] = {
     "train.micro_batch_tokens": 30,
     "train.share_prefix": False,
     "rollout.temperature": 0.7,
+    "rollout.rounds": 5,
     "model.max_length": 2000,
     "data.pack_tokens": 64,
     "train.reference_sync_steps": 48,
@@ -181,6 +182,11 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sgrpo", [held_out, *(["environment.name=tools"] * (path != "environment.name"))]
     if path == "rollout.max_staleness":
         return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]
+    if samples_ahead in about(FIELDS[path]).when:
+        ahead = ["rollout.max_staleness=1", "rollout.force_strict_on_policy=false"]
+        if path == "rollout.swap":
+            ahead += ["rollout.schedule=free", "inference_engine.name=vllm"]
+        return "sgrpo", [held_out, *ahead]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and path in read_by(algorithm, eval="e.jsonl"):
             return algorithm, [held_out]

@@ -32,7 +32,7 @@ from oxrl.errors import LostRankError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.session import Session
-from oxrl.rollouts.async_rollouts import AheadRollouts
+from oxrl.rollouts.continuous import ContinuousRollouts
 from oxrl.runs.clock import Clock
 from oxrl.types import PolicyBatch, TokenBatch
 from support.action_runs import make_data, reinforcement
@@ -308,7 +308,13 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+    ahead = {
+        "max_tokens": 6,
+        "n_samples": 4,
+        "max_staleness": 3,
+        "rounds": 3,
+        "force_strict_on_policy": False,
+    }
     sections: Sections = {"run": {"steps": 8, "checkpoint_every": 3}, "rollout": ahead}
     one, other = (
         config(tmp_path, f"actors_{actors}", "local", actors=actors, **sections)
@@ -316,15 +322,17 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     )
     run(one)
     if killed:  # as soon as there is something to sample in the background
-        dispatch = AheadRollouts._dispatch_batches
+        begin = ContinuousRollouts._begin
+        victims: list[int] = []
 
-        def dispatching(source: Any, *arguments: Any, **named: Any) -> None:
-            dispatch(source, *arguments, **named)
-            if source.batches and source.batches[-1].end == 6 * 4:
-                victim = process_of(source.parts.sampler.workers[0].actor)
-                os.kill(victim, signal.SIGKILL)
+        def beginning(source: ContinuousRollouts) -> None:
+            begin(source)
+            if not victims and source._working is not None:
+                engine: Any = source.parts.sampler
+                victims.append(process_of(engine.workers[0].actor))
+                os.kill(victims[0], signal.SIGKILL)
 
-        monkeypatch.setattr(AheadRollouts, "_dispatch_batches", dispatching)
+        monkeypatch.setattr(ContinuousRollouts, "_begin", beginning)
     run(other)
     ours, theirs = one.run.directory, other.run.directory
     for step in range(1, 9):

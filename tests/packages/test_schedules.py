@@ -245,18 +245,17 @@ def test_a_plan_says_who_waits_for_whom_by_lag(recorded: Path) -> None:
     assert all("6.7 s a batch, 0.63 of the ideal" in line for line in ahead)
     # Rounds of two samplers with half of the rows each: all of it is hidden.
     _, _, *ahead = plan_of(recorded, "inference_engine.actors=2")
-    assert all("2.5 s a batch, 1.00 of the ideal" in line for line in ahead)
+    assert all("2.5 s a batch, " in line for line in ahead)
+    assert all(float(line.split(" a batch, ")[1].split()[0]) >= 0.98 for line in ahead)
 
 
-def test_nothing_that_runs_do_not_have_yet_is_promised(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_proposed_where_they_are_counted(recorded: Path) -> None:
+    assert not [line for line in plan_of(recorded) if "rollout.rounds" in line]
     lag = ("rollout.max_staleness=4", "rollout.force_strict_on_policy=false")
-    assert not [line for line in plan_of(recorded, *lag) if "rollout.rounds" in line]
-    monkeypatch.setattr(planner, "AHEAD", simulator.continuous)
-    assert [
-        line for line in plan_of(recorded, *lag) if line.startswith("rounds      rollout.rounds=")
-    ]
+    found = [line for line in plan_of(recorded, *lag) if "rollout.rounds=" in line]
+    assert len(found) == 1 and found[0].startswith("rounds      rollout.rounds=")
+    free = plan_of(recorded, *lag, "rollout.schedule=free")
+    assert not [line for line in free if "rollout.rounds" in line]
 
 
 def test_without_a_run_a_plan_says_what_is_true_of_all(tmp_path: Path) -> None:

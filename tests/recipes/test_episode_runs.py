@@ -104,6 +104,7 @@ def test_a_run_with_episodes_resumes_byte_for_byte(
             "context": reads,
             "max_staleness": staleness,
             "force_strict_on_policy": staleness == 0,
+            **({"rounds": 3} if staleness else {}),
         },
         "model": {"name": str(model)},
         "data": {"prompts_per_step": 2},

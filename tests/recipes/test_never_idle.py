@@ -92,7 +92,6 @@ def test_a_lag_is_bounded_and_a_signal_changes_nothing(
     samples = [json.loads(line) for line in written]
     if kind != "dapo":  # weights came in between
         assert any(len(sample["versions"]) > 1 for sample in samples)
-    assert sum(line["samples/dropped_stale"] for line in lines) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

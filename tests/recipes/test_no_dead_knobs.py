@@ -110,6 +110,14 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
         {"rollout": {"force_strict_on_policy": False}, "run": {"steps": 2}},
         1,
     ),
+    "rollout.rounds": (
+        {
+            "rollout": {"force_strict_on_policy": False, "max_staleness": 2, "rounds": 1},
+            "run": {"steps": 5},
+            "inference_engine": {"max_rows": 3},
+        },
+        9,
+    ),
     "rollout.max_tokens": ({}, 5),
     "rollout.n_samples": ({}, 3),
     "rollout.eval_samples": (EVAL, 2),
@@ -230,6 +238,8 @@ ELSEWHERE = {
     "run.ray_working_dir": "a node without the package: tests/engines/test_ray_cluster.py",
     "train.kl_target": "the sign of a KL decides: tests/recipes/test_objective.py",
     "train.share_prefix": "what is computed twice: tests/engines/test_share_prefix.py",
+    "rollout.schedule": "what it writes: tests/recipes/test_free_runs.py",
+    "rollout.swap": "what new requests find in a cache: tests/engines/test_vllm_parks.py",
     "run.deterministic": "kernels of a GPU: tests/engines/test_determinism.py",
     "model.offload_activations": "where they wait: tests/engines/test_local_trainer.py",
     "run.first_checkpoint": "what a folder holds: tests/checkpoint/test_first_checkpoint.py",

@@ -117,7 +117,13 @@ def assert_same(stopped: Path, whole: Path) -> None:
     assert [name for name in left if left[name] != right[name]] == []
 
 
-STALE = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+STALE = {
+    "max_tokens": 6,
+    "n_samples": 4,
+    "max_staleness": 3,
+    "rounds": 3,
+    "force_strict_on_policy": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ LENGTHS = {
     "ppo": ("BATCHES", 2, 4),
     "sft": ("STEPS", 3, 3),
     "dpo": ("STEPS", 3, 3),
+    "continuous": ("BATCHES", 5, 5),
 }
 # Prompts of a batch, fewer than on the page.
 PROMPTS = {"sgrpo": 8, "ppo": 12}
@@ -38,6 +39,7 @@ PROMPTS = {"sgrpo": 8, "ppo": 12}
 CLIP = 0.0715
 PAGES = [*LENGTHS]
 SAMPLING = ["sgrpo", "ppo"]
+RECORDED = [*SAMPLING, "continuous"]
 CLOSE = 1e-6
 # Norms of a gradient sum some 100,000 squares in another order: up to 1.1e-6 under other roundings.
 CLOSE_NORM = 1e-5
@@ -52,9 +54,17 @@ METRICS = {
 Page = dict[str, Any]
 
 
-def run_page(name: str, folder: Path, **constants: object) -> Page:
-    """What the script holds at its end, after it ran with other constants, which it has to have."""
+def run_page(
+    name: str, folder: Path, instead: dict[str, str] | None = None, **constants: object
+) -> Page:
+    """What the script holds at its end, after it ran with other constants, which it has to have.
+
+    `instead`: lines that it has to have as well, and what is there in their place.
+    """
     text = (FOLDER / f"{name}.py").read_text()
+    for lines, others in (instead or {}).items():
+        assert text.count(lines) == 1, lines
+        text = text.replace(lines, others)
     for constant, value in constants.items():
         text, found = re.subn(rf"^{constant} = .*$", f"{constant} = {value!r}", text, flags=re.M)
         assert found == 1, constant
@@ -75,6 +85,9 @@ def differences(page: Page, directory: Path) -> set[str]:
             close = CLOSE_NORM if key.endswith("norm") else CLOSE
             if abs(value - expected) > close * (1 + abs(expected)):
                 found.add(key)
+    if "asked" in page:
+        page["samples"] = [answer["tokens"] for answer in page["asked"]]
+        found |= sampling_differences(page["asked"], directory)
     if "samples" in page and page_samples(page) != run_samples(directory):
         found.add("samples")
     final = sorted((directory / "checkpoints").iterdir())[-1]
@@ -86,6 +99,16 @@ def differences(page: Page, directory: Path) -> set[str]:
         for name in ("model.safetensors", "value_head.safetensors"):
             found |= weight_differences(learned / name, final / "critic", "critic")
     return found
+
+
+def sampling_differences(asked: list[dict[str, Any]], directory: Path) -> set[str]:
+    """By which weights a token was sampled, and how likely it was to them."""
+    if of_tokens(directory, "versions") != [answer["versions"] for answer in asked]:
+        return {"versions"}
+    theirs = torch.tensor(sum(of_tokens(directory, "rollout_logprobs"), []))
+    ours = torch.tensor(sum((answer["logprobs"] for answer in asked), []))
+    close = torch.allclose(ours, theirs, CLOSE, CLOSE)
+    return set() if close else {"logprobs"}
 
 
 def weight_differences(learned: Path, directory: Path, what: str) -> set[str]:
@@ -109,13 +132,18 @@ def page_samples(page: Page) -> list[tuple[str, list[int]]]:
 
 
 def run_samples(directory: Path) -> list[tuple[str, list[int]]]:
-    tokens: list[list[int]] = []
+    texts = [line["response"] for line in lines_of(directory / "samples.jsonl")]
+    return list(zip(texts, of_tokens(directory, "tokens"), strict=True))
+
+
+def of_tokens(directory: Path, name: str) -> list[list[Any]]:
+    """What a run recorded of the tokens of every answer."""
+    found: list[list[Any]] = []
     for path in sorted((directory / "rollouts").glob("step_????????.safetensors")):
         batch = load_file(path)
-        rows = zip(batch["tokens"], batch["response_mask"], strict=True)
-        tokens += [row[mask].tolist() for row, mask in rows]
-    texts = [line["response"] for line in lines_of(directory / "samples.jsonl")]
-    return list(zip(texts, tokens, strict=True))
+        rows = zip(batch[name], batch["response_mask"], strict=True)
+        found += [row[mask].tolist() for row, mask in rows]
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -159,12 +187,18 @@ def clipped(
     return compute
 
 
-def short_page(name: str, start: Path, folder: Path, **changed: object) -> Page:
+def short_page(
+    name: str,
+    start: Path,
+    folder: Path,
+    instead: dict[str, str] | None = None,
+    **changed: object,
+) -> Page:
     length, value, _ = LENGTHS[name]
     given = {length: value, "MODEL": str(start), "OUT": str(folder / "page")}
     if name in SAMPLING:
         given["PROMPTS"] = PROMPTS[name]
-    return run_page(name, folder, **given | changed)
+    return run_page(name, folder, instead, **given | changed)
 
 
 def short_run(name: str, start: Path, directory: Path, *overrides: str) -> Path:
@@ -175,7 +209,9 @@ def short_run(name: str, start: Path, directory: Path, *overrides: str) -> Path:
         "run.mlflow=false",
     ]
     if name in SAMPLING:
-        given += [f"data.prompts_per_step={PROMPTS[name]}", "run.record=tokens"]
+        given.append(f"data.prompts_per_step={PROMPTS[name]}")
+    if name in RECORDED:
+        given.append("run.record=tokens")
     run(load_config(FOLDER / f"{name}.yaml", [*given, *overrides]))
     return directory
 
@@ -242,11 +278,15 @@ def test_another_clip_makes_another_run(
         ("sft", {"SEED": 2}, {"loss", "grad_norm", "weights"}),
         ("dpo", {"SEED": 2}, {"loss", "grad_norm", "weights"}),
         ("dpo", {"BETA": 0.11}, {"loss", "grad_norm", "weights"}),
+        ("continuous", {"AHEAD": 1}, {"versions", "loss", "grad_norm", "weights"}),
+        ("continuous", {"ROUNDS": 11}, {"versions", "loss", "grad_norm", "weights"}),
+        ("continuous", {"FIRST": 1}, {"versions", "loss", "grad_norm", "weights"}),
+        ("continuous", {"MOST_RATIO": 1.0}, {"loss", "grad_norm", "weights"}),
     ],
 )
 def test_another_constant_makes_another_run(
     name: str,
-    changed: dict[str, object],
+    changed: dict[str, Any],
     seen: set[str],
     start: Path,
     both: Callable[[str], tuple[Page, Path]],
@@ -255,6 +295,28 @@ def test_another_constant_makes_another_run(
     _, directory = both(name)
     page = short_page(name, start, tmp_path, **changed)
     assert differences(page, directory) >= seen
+
+
+def test_weights_change_in_the_middle_of_answers(
+    both: Callable[[str], tuple[Page, Path]],
+) -> None:
+    """The oldest tokens are as old as they may be, and some answers are of several versions."""
+    page, directory = both("continuous")
+    ages = [line["data/staleness_max"] for line in lines_of(directory / "metrics.jsonl")]
+    assert ages == [0, 1, 1, 1, 2]
+    assert page["AHEAD"] == 2
+    mixed = [answer for answer in page["asked"] if len(set(answer["versions"])) > 1]
+    assert len(mixed) > page["SLOTS"]
+    assert len({len(answer["tokens"]) for answer in page["asked"]}) > 1
+
+
+def test_keys_and_values_that_outlive_their_weights_are_noticed(
+    start: Path, both: Callable[[str], tuple[Page, Path]], tmp_path: Path
+) -> None:
+    _, directory = both("continuous")
+    forgets = 'for answer in running:\n        answer["computed"] = None\n'
+    page = short_page("continuous", start, tmp_path, instead={forgets: "pass\n"})
+    assert differences(page, directory) >= {"logprobs", "loss", "grad_norm", "weights"}
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -353,6 +353,7 @@ RUNS: dict[str, Sections] = {
             "max_tokens": 6,
             "n_samples": 4,
             "max_staleness": 3,
+            "rounds": 3,
             "force_strict_on_policy": False,
         }
     },

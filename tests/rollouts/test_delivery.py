@@ -19,7 +19,7 @@ from oxrl.engines.sample.sampler import generate
 from oxrl.errors import Stopped, WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes.scored_answers import Evaluation, ScoredSampler
-from oxrl.rollouts.async_rollouts import AheadRollouts
+from oxrl.rollouts.continuous import ContinuousRollouts
 from oxrl.rollouts.rounds import RoundRollouts
 from oxrl.rollouts.sync import (
     PromptRequests,
@@ -161,14 +161,16 @@ def rounds(notes: Notes) -> RoundRollouts:
 
 
 def ahead(
-    notes: Notes, *, block: int = 1, background: bool = False, choice: OneMore | None = None
-) -> AheadRollouts:
-    return AheadRollouts(
-        parts_of(notes, choice),
-        block=block,
-        capacity=64,
-        rollout_steps=6,
+    notes: Notes, *, batches: int = 1, background: bool = False, choice: OneMore | None = None
+) -> ContinuousRollouts:
+    parts = parts_of(notes, choice)
+    return ContinuousRollouts(
+        parts,
+        parts.sampler,  # pyright: ignore[reportArgumentType]
+        ahead=batches,
+        rounds=2,
         updates=1,
+        rollout_steps=6,
         background=background,
     )
 
@@ -177,9 +179,9 @@ SOURCES: dict[str, Any] = {
     "steps": steps,
     "rounds": rounds,
     "ahead": ahead,
-    "blocks": partial(ahead, block=2),
+    "further ahead": partial(ahead, batches=2),
     "ahead in rounds": partial(ahead, choice=OneMore()),
-    "in the background": partial(ahead, block=2, background=True),
+    "in the background": partial(ahead, batches=2, background=True),
 }
 # What every question to a source leads to. Of two blocks each step is one of what was sampled by
 # the weights at the start of the block before.
@@ -193,34 +195,31 @@ EXPECTED = {
         "deliver 1|ask 4 of 1|score 4 of [1]|ask 2 of 1|score 2 of [1]|remember 3-5".split("|"),
     ],
     "ahead": [
-        ["deliver 0", "ask 4 of 0", "score 4 of [0]", "ask 4 of 0", "remember 0-1"],
-        ["score 4 of [0]", "deliver 1", "ask 4 of 1", "remember 2-3"],
-        ["score 4 of [1]", "deliver 2", "ask 4 of 2", "remember 4-5"],
+        ["deliver 0", "ask 8 of 0", "score 4 of [0]", "remember 0-1"],
+        # It was complete; while the first two batches train nothing is sampled.
+        ["deliver 1", "ask 4 of 1", "score 4 of [0]", "remember 2-3"],
+        ["deliver 2", "ask 4 of 2", "score 4 of [2]", "remember 4-5"],
+        ["deliver 3", "ask 4 of 3", "score 4 of [2]", "remember 6-7"],
+        # Two rounds while a batch trains, and the token of an admission before them.
+        ["deliver 4", "ask 4 of 4", "score 4 of [3]", "remember 8-9"],
+        ["deliver 5", "score 4 of [4]", "remember 10-11"],
     ],
-    "blocks": [
-        [
-            *("deliver 0", "ask 4 of 0", "ask 4 of 0"),
-            *("score 4 of [0]", "ask 4 of 0", "ask 4 of 0", "remember 0-1"),
-        ],
-        ["score 4 of [0]", "remember 2-3"],
-        ["score 4 of [0]", "deliver 2", "ask 4 of 2", "ask 4 of 2", "remember 4-5"],
-        ["score 4 of [0]", "remember 6-7"],
-        ["score 4 of [2]", "deliver 4", "remember 8-9"],
-        ["score 4 of [2]", "remember 10-11"],
+    "further ahead": [
+        ["deliver 0", "ask 12 of 0", "score 4 of [0]", "remember 0-1"],
+        ["deliver 1", "ask 4 of 1", "score 4 of [0]", "remember 2-3"],
+        ["deliver 2", "ask 4 of 2", "score 4 of [0]", "remember 4-5"],
+        ["deliver 3", "ask 4 of 3", "score 4 of [2]", "remember 6-7"],
+        ["deliver 4", "score 4 of [2]", "remember 8-9"],
+        ["deliver 5", "score 4 of [3]", "remember 10-11"],
     ],
     "ahead in rounds": [
-        [
-            *("deliver 0", "ask 4 of 0", "score 4 of [0]", "ask 2 of 0", "score 2 of [0]"),
-            *("ask 4 of 0", "remember 0-2"),
-        ],
-        # The newest weights sample what a batch of before is short of.
-        [
-            *("score 4 of [0]", "deliver 1", "ask 2 of 1", "score 2 of [1]"),
-            *("deliver 1", "ask 4 of 1", "remember 3-5"),
-        ],
+        ["deliver 0", "ask 8 of 0", "score 4 of [0]", "score 2 of [0]", "remember 0-2"],
+        # Of the four responses that a batch asks for first, two were asked for before.
+        ["deliver 1", "ask 6 of 1", "score 4 of [0, 1]", "score 2 of [1]", "remember 3-5"],
+        ["deliver 2", "ask 6 of 2", "score 4 of [1, 2]", "score 2 of [2]", "remember 6-8"],
     ],
 }
-EXPECTED["in the background"] = EXPECTED["blocks"]
+EXPECTED["in the background"] = EXPECTED["further ahead"]
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -309,7 +308,7 @@ def test_an_evaluation_is_of_the_weights_of_its_step() -> None:
 
 
 @pytest.mark.parametrize("signal", range(16))
-@pytest.mark.parametrize("kind", ["steps", "rounds", "ahead", "blocks", "ahead in rounds"])
+@pytest.mark.parametrize("kind", ["steps", "rounds", "ahead", "further ahead", "ahead in rounds"])
 def test_after_a_signal_anywhere_the_same_question_has_the_same_answer(
     kind: str, signal: int
 ) -> None:
@@ -343,27 +342,30 @@ def test_after_a_signal_anywhere_the_same_question_has_the_same_answer(
 
 
 def test_a_resumed_source_delivers_where_its_run_would_have(tmp_path: Path) -> None:
-    whole = ahead(Notes(), block=2)
+    whole = ahead(Notes(), batches=2)
     whole.next(0, step=0)
     whole.save(tmp_path)
     notes = Notes()
-    restored = ahead(notes, block=2)
+    restored = ahead(notes, batches=2)
     restored.load(tmp_path)
-    for step in (1, 2):
+    for step in (1, 2, 3, 4):
         assert restored.next(2 * step, step=step).rollouts == (
             whole.next(2 * step, step=step).rollouts
         )
-        assert notes.taken() == EXPECTED["blocks"][step]
+        # What was in flight comes back before: nothing is.
+        happened = [line for line in notes.taken() if line != "ask 0 of 0"]
+        assert happened == EXPECTED["further ahead"][step]
 
 
 @pytest.mark.parametrize("kind", ["steps", "rounds", "ahead"])
 def test_a_resumed_source_with_nothing_in_flight_delivers_first(kind: str) -> None:
     notes = Notes()
     SOURCES[kind](notes).next(4, step=2)
-    assert notes.taken()[:2] == ["deliver 2", "ask 4 of 2"]
+    asked = 8 if kind == "ahead" else 4
+    assert notes.taken()[:2] == ["deliver 2", f"ask {asked} of 2"]
 
 
-@pytest.mark.parametrize("kind, lost, in_flight", [("steps", 1, 0), ("blocks", 2, 4)])
+@pytest.mark.parametrize("kind, lost, in_flight", [("steps", 1, 0), ("further ahead", 2, 8)])
 def test_nothing_is_asked_of_weights_that_did_not_arrive(
     kind: str, lost: int, in_flight: int
 ) -> None:
@@ -382,11 +384,12 @@ def test_nothing_is_asked_of_weights_that_did_not_arrive(
 
 def test_a_closed_source_asks_for_nothing_more() -> None:
     notes = Notes()
-    source = ahead(notes, block=2, background=True)
-    source.next(0, step=0)
+    source = ahead(notes, batches=2, background=True)
+    for step in range(3):
+        source.next(2 * step, step=step)
     notes.taken()
     source.close()
-    assert notes.taken() == [] and source.in_flight == 12
+    assert notes.taken() == [] and source.in_flight == 8
 
 
 def deliveries(path: Path) -> list[str]:
@@ -413,9 +416,6 @@ def test_sources_and_evaluations_of_a_model_alone_deliver_weights() -> None:
     assert found == {
         "oxrl/rollouts/sync.SyncRollouts.next",
         "oxrl/rollouts/sync.SyncRollouts.lend",
-        "oxrl/rollouts/async_rollouts.AheadRollouts._next",
-        "oxrl/rollouts/async_rollouts.AheadRollouts._finish",
-        "oxrl/rollouts/async_rollouts.AheadRollouts.lend",
         "oxrl/rollouts/continuous.ContinuousRollouts._next",
         "oxrl/rollouts/continuous.ContinuousRollouts.lend",
         # Evaluations without a source: of a model that is given, and of one that rows teach.

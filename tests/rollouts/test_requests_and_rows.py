@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oxrl.errors import InvariantError
 from oxrl.rollouts.batch import RowRules, sampling_metrics, scored_rewards, trainable_rows
 from oxrl.rollouts.sync import PromptRequests, RolloutStep
 from oxrl.types import Completion, Prompt, Rollout, Sampling, Score, Segment
@@ -96,12 +97,10 @@ def test_every_reason_to_leave_a_row_out_is_counted_once() -> None:
         rollout(0, 1),
         rollout(1, 0, version=4),
         rollout(1, 1, version=4),
-        rollout(2, 0, version=3),  # two versions old where one is allowed
-        rollout(2, 1, version=3),
         rollout(3, 0),  # of a group that was not chosen
         rollout(8, 0),  # drawn for the next step
     )
-    step.groups = (0, 1, 2, 8)
+    step.groups = (0, 1, 8)
     step.next_draw = 8
     rows = trainable_rows(step, RULES, version=5)
     assert rows.places == [0, 1, 2, 3]
@@ -109,9 +108,19 @@ def test_every_reason_to_leave_a_row_out_is_counted_once() -> None:
         "surplus": 1,
         "uninformative": 1,
         "unscored": 0,
-        "stale": 2,
         "alone": 0,
     }
+
+
+def test_a_row_that_is_too_old_ends_the_run() -> None:
+    step = step_of(rollout(0, 0), rollout(0, 1), rollout(1, 0, version=3), rollout(1, 1))
+    with pytest.raises(
+        InvariantError,
+        match="1 of 4 rows are too old, such as one of draw 1: its oldest token lags 2 weight "
+        "versions behind step 5, and rollout.max_staleness is 1",
+    ):
+        trainable_rows(step, RULES, version=5)
+    assert trainable_rows(step, replace_rules(max_staleness=2), version=5).places == [0, 1, 2, 3]
 
 
 def test_a_group_without_the_reward_of_its_greedy_response_has_no_baseline() -> None:

@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sgrpo": {"reward": {"workers": 2}},
     "dapo": {},
     "remax": {"train": {"alg_name": "remax", "lr": 1e-3, "kl_coeff": 0.0}},
-    "ahead": {"rollout": {"max_staleness": 1, "force_strict_on_policy": False}},
+    "ahead": {"rollout": {"max_staleness": 1, "rounds": 3, "force_strict_on_policy": False}},
 }
 
 

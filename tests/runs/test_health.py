@@ -316,21 +316,23 @@ class Late(Feature):
 """
 
 
-def test_a_run_whose_samples_are_all_stale_ends(tmp_path: Path) -> None:
+def test_a_run_whose_samples_are_too_old_ends(tmp_path: Path) -> None:
     file = tmp_path / "late.py"
     file.write_text(LATE)
     cfg = rl_config(
         tmp_path,
         "run",
-        run={"steps": 24},
+        run={"steps": 4},
         train={"features": {f"{file}:Late": {}}},
         rollout={"max_staleness": 1, "force_strict_on_policy": False},
     )
-    ends_with_nothing_trained(
-        cfg, "160 samples are older than rollout.max_staleness", "dropped_stale"
-    )
+    ended = train(cfg)
+    assert ended.returncode == 1
+    assert "its oldest token lags 9 weight versions behind step 0" in ended.stderr
+    assert "rollout.max_staleness is 1" in ended.stderr and "Traceback" not in ended.stderr
     file.write_text(LATE.replace("AGE = 9", "AGE = 0"))
-    goes_on(cfg, "train.features")
+    ended = train(cfg, "--resume", "--accept-changes", "train.features")
+    assert ended.returncode == 0, ended.stderr
 
 
 def probes(*found: tuple[float, float]) -> list[Metrics]:

@@ -20,7 +20,13 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, use_cache=False).logits
 
 
-AHEAD = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+AHEAD = {
+    "max_tokens": 6,
+    "n_samples": 4,
+    "max_staleness": 3,
+    "rounds": 3,
+    "force_strict_on_policy": False,
+}
 # Of every step there is a checkpoint, and all numbers of every sample.
 KEPT = {"checkpoint_every": 1, "keep_checkpoints": 9, "record": "tokens"}
 

@@ -19,7 +19,7 @@ from support.killed_runs import run_in_child
 ROUNDS = 4
 
 
-def continuous_source(cfg: Config, parts: RolloutParts) -> RolloutSource:
+def continuous_source(cfg: Config, parts: RolloutParts, say: object = None) -> RolloutSource:
     """Build the source in place of the one that `rollout.max_staleness` stands for."""
     return ContinuousRollouts(
         parts,

@@ -312,7 +312,11 @@ def async_checkpoints(folder: Path) -> Any:
 
 def sampling_ahead(folder: Path) -> Any:
     return _run(
-        _rl(folder, run={"steps": 4}, rollout={"max_staleness": 2, "force_strict_on_policy": False})
+        _rl(
+            folder,
+            run={"steps": 4},
+            rollout={"max_staleness": 2, "rounds": 3, "force_strict_on_policy": False},
+        )
     )
 
 

@@ -199,14 +199,8 @@ def check_moving_ratio(cfg: Config) -> Problems:
 
 # --- Features.
 def check_dynamic_sampling(cfg: Config) -> Problems:
-    """Samples of one prompt that can differ, and no second batch sampled ahead."""
+    """Samples of one prompt that can differ."""
     yield from several_samples(cfg, cfg.train.row.name)
-    if cfg.sampling_block > 1:
-        most = 3 * cfg.train.updates - 1
-        yield at(
-            "rollout.max_staleness",
-            f"dynamic sampling decides batch by batch what to draw next: at most {most}",
-        )
 
 
 def check_overlong_penalty(cfg: Config) -> Problems:

@@ -39,34 +39,12 @@ FREE = {
 
 
 def check_staleness(cfg: Config) -> Problems:
-    """Sampling ahead of the update: what it takes."""
-    path = "rollout.max_staleness"
-    least = cfg.train.updates
+    """Sampling that goes on while a batch trains: what it takes."""
     if not cfg.rollout.max_staleness:
         return
-    if cfg.rollout.max_staleness < least:
-        yield at(
-            path,
-            (
-                "a batch sampled while another trains lags "
-                f"train.epochs x train.minibatches = {least} versions: "
-                f"set it to {least} or more, or to 0"
-            ),
-            "train.epochs",
-            "train.minibatches",
-        )
-    if cfg.rollout.force_strict_on_policy:
-        yield at(
-            "rollout.force_strict_on_policy",
-            f"refuses every sample of earlier weights, which {path} asks for: set it to false",
-            path,
-        )
-    if cfg.inference_engine.placement == "colocated":
-        yield at(
-            "inference_engine.placement",
-            "takes turns on one device, and cannot sample while training: set it to separate",
-            path,
-        )
+    from oxrl.config.checks.continuous import continuous_problems  # most runs sample, then train
+
+    yield from continuous_problems(cfg)
 
 
 # --- Episodes and actions.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import field_validator
 
 from oxrl.config.conditions import (
     codes_bins,
     codes_fast,
+    counts_rounds,
     evaluates,
     has_actions,
     has_environment,
     has_number_actions,
     reads_history,
+    samples_ahead,
 )
 from oxrl.config.field import EVALUATING, RL, SAMPLING, Aka, Section, names_in, setting
 
@@ -103,13 +106,35 @@ class RolloutConfig(Section):
     )
     max_staleness: int = setting(
         0,
-        "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout "
-        "batches are sampled while one trains (at the same time with inference_engine.actors or "
-        "processes), then they lag epochs x minibatches or more.",
+        "Weight versions that a sample's oldest token may lag behind. 0: rollout, then train. A "
+        "multiple of epochs x minibatches: so many rollout batches are sampled ahead while one "
+        "trains, at the same time with inference_engine.actors or processes.",
         ge=0,
         le=1000,
         why="samples of so old weights say nothing of the present ones",
         of=RL,
+    )
+    schedule: Literal["logical", "free"] = setting(
+        "logical",
+        "What decides which weights sample which token. logical: decode rounds are counted, and "
+        "the same run gives the same bytes. free: the clock, and schedule.jsonl says what it did.",
+        of=RL,
+        when=samples_ahead,
+    )
+    rounds: Annotated[int, Ge(1), Le(1_000_000)] | Literal["auto"] = setting(
+        "auto",
+        "Decode rounds that a batch trains for. auto: what the first two batches show, noted in "
+        "choices.json; the number noted there, written here, repeats the run.",
+        of=RL,
+        when=(samples_ahead, counts_rounds),
+    )
+    swap: Literal["recompute", "keep"] = setting(
+        "recompute",
+        "What becomes of keys and values of responses that are being sampled when new weights "
+        "come. recompute: they are computed anew. keep: they stay, for vLLM and schedule free "
+        "alone; no proof says then by which weights a log-probability is.",
+        of=RL,
+        when=samples_ahead,
     )
     from_samples: str | None = setting(
         None,
