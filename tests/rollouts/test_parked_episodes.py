@@ -71,7 +71,7 @@ class Made:
     def step(self, text):
         self.turn += 1
         self.place += len(text)
-        return Step(self.said("now"), 0.25, terminated=self.turn == 4)
+        return Step(self.said("now"), 0.25, terminated=self.turn == 4, success=self.turn > 1)
 """
 
 
