@@ -47,6 +47,7 @@ ADAM_EPS = 1e-5  # as PPO's code has it: a gradient that is rounding noise shoul
 MAX_NORM = 1.0
 SLOTS = 24  # answers sampled at the same time (of 32 and more, a run fills several at a time)
 ROUNDS = 12  # that pass while a batch trains; in each of them every answer in a slot gets a token
+FIRST = 2  # batches while which train nothing is sampled: a run may find ROUNDS by what they take
 AHEAD = 2  # batches, here steps, that a token may be older than the weights that learn from it
 MOST_RATIO = 2.0  # of how likely a token is now to how likely it was when it was sampled
 
@@ -153,11 +154,11 @@ for batch in range(BATCHES):
     # learn from short ones only.
     answers = asked[batch * PROMPTS * GROUP : (batch + 1) * PROMPTS * GROUP]
     while not all(answer["done"] for answer in answers):
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if batch >= FIRST else 1):
             decode_round(version=batch)
     # Samplers of their own go on while the batch trains, for exactly so many rounds, whatever a
     # clock says. Here these rounds come first, and by the same weights.
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if batch >= FIRST else 0):
         decode_round(version=batch)
 
     # One rectangle of tokens. Only what the model wrote itself is trained on: prompts and padding
