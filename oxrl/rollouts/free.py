@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event
 
 from oxrl.engines.sample.parked import ParkingEngine
+from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.errors import CheckpointError, Stopped
 from oxrl.rollouts.continuous import ContinuousRollouts
 from oxrl.rollouts.schedule import Mark, ScheduleFile
@@ -66,6 +67,7 @@ class FreeRollouts(ContinuousRollouts):
     def save(self, directory: Path) -> None:
         """Write what is in flight, and how far the schedule is."""
         super().save(directory)
+        self._note_retries()
         mark = self._schedule.mark()
         write_atomically(directory / MARK, pretty_json(mark._asdict()))
 
@@ -90,13 +92,18 @@ class FreeRollouts(ContinuousRollouts):
         )
 
     def _next(self, draw: int, step: int) -> RolloutStep:
+        self._note_retries()
         before = self._schedule.here
-        self._schedule.add([{"weights": step, "worker": 0, "round": self._sampler.round}])
+        rounds = enumerate(rounds_of(self._sampler))
+        self._schedule.add(
+            [{"weights": step, "worker": worker, "round": round} for worker, round in rounds]
+        )
         try:
             found = super()._next(draw, step)
         except Stopped:
             self._schedule.cut(before)
             raise
+        self._note_retries()
         self._schedule.add([{"batch": step, "draws": [found.start, found.next_draw]}])
         return found
 
@@ -138,3 +145,16 @@ class FreeRollouts(ContinuousRollouts):
         patience = Patience(no_stop, self.parts.deadline_s)
         while self._poll(patience, NO_ROUND, POLL_S):
             pass
+
+    def _note_retries(self) -> None:
+        """Write which requests are sampled again, because their worker was lost."""
+        if isinstance(self._sampler, RolloutWorkers):
+            retries = self._sampler.taken_retries()
+            self._schedule.add([{"retry": id, "worker": worker} for id, worker in retries])
+
+
+def rounds_of(sampler: ParkingEngine) -> list[int]:
+    """The round of each worker of a sampler; of a sampler in this process its own."""
+    if isinstance(sampler, RolloutWorkers):
+        return [worker.round for worker in sampler.workers]
+    return [sampler.round]

@@ -89,7 +89,7 @@ class ScheduleFile:
 
     @property
     def here(self) -> Mark:
-        """Where the next line goes."""
+        """The place of the next line."""
         return Mark(self._end, self._chain.value())
 
     def cut(self, mark: Mark) -> None:
@@ -211,11 +211,14 @@ def _is_count(value: object) -> bool:
 
 
 class RecordedBatch(NamedTuple):
-    """What the record of samples says of a batch: the version that trained on it, its draws."""
+    """The record of samples of a batch: the version that trained on it, and its draws [start, end).
+
+    `end` None: it is not known.
+    """
 
     step: int
     start: int
-    end: int
+    end: int | None
 
 
 class WrongLine(NamedTuple):
@@ -275,7 +278,8 @@ def _expected(batches: Iterable[RecordedBatch], workers: int) -> Iterator[Json]:
     for batch in batches:
         for worker in range(workers):
             yield {WEIGHTS: batch.step, "worker": worker}
-        yield {BATCH: batch.step, "draws": [batch.start, batch.end]}
+        known = {} if batch.end is None else {"draws": [batch.start, batch.end]}
+        yield {BATCH: batch.step, **known}
 
 
 def _unlike(

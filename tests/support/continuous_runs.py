@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from oxrl.assembly import assemble, episode_wiring
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
 from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.rollouts.continuous import ContinuousRollouts
@@ -19,8 +20,9 @@ from support.killed_runs import run_in_child
 ROUNDS = 4
 
 
-def continuous_source(cfg: Config, parts: RolloutParts, say: object = None) -> RolloutSource:
+def continuous_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:
     """Build the source in place of the one that `rollout.max_staleness` stands for."""
+    cfg = assembly.cfg
     return ContinuousRollouts(
         parts,
         cast(ParkingEngine, parts.sampler),

@@ -312,6 +312,8 @@ class RolloutWorkers:
         self._retried: set[str] = set()
         self._asleep = False
         self._replaced = 0
+        # Requests that were given to a new actor, and the number of its worker.
+        self._retries: list[tuple[str, int]] = []
         # Where replacements find the last weights.
         self._weights: Weights = list
         self._fingerprints: Fingerprints = {}
@@ -602,6 +604,14 @@ class RolloutWorkers:
         self._replaced = 0
         return merged
 
+    def taken_retries(self) -> list[tuple[str, int]]:
+        """Requests that were given to a new actor since the last call, each with the number of its
+        worker.
+        """
+        taken = self._retries
+        self._retries = []
+        return taken
+
     def sleep(self) -> None:
         self._set_asleep(True)
 
@@ -665,6 +675,7 @@ class RolloutWorkers:
             self._prove(worker, worker.result(update, "update_weights", "sync"))
         again = self._take_place(worker)
         self._retried |= worker.in_flight.keys()
+        self._retries += [(id, self.workers.index(worker)) for id in worker.in_flight]
         if self._asleep:
             worker.call(RolloutEngine.sleep)
         self._replaced += 1
