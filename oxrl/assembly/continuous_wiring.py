@@ -9,7 +9,7 @@ from oxrl.assembly.settle import ROUNDS
 from oxrl.config import Config
 from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.errors import counted
-from oxrl.rollouts.continuous import ContinuousRollouts
+from oxrl.rollouts.continuous import ContinuousRollouts, Pace
 from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.schedule import SCHEDULE
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
@@ -51,11 +51,10 @@ def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object])
         parts,
         sampler,
         ahead=ahead,
-        rounds=None if rounds == "auto" else rounds,
+        rounds=Pace(note) if rounds == "auto" else rounds,
         updates=updates,
         rollout_steps=rollout_steps,
         background=background,
-        on_rounds=note,
     )
 
 

@@ -7,10 +7,12 @@ from typing import cast
 
 import pytest
 
-from oxrl.assembly import assemble
+from oxrl.assembly import assemble, episode_wiring
+from oxrl.assembly.assembly import Assembly
 from oxrl.config import Config
 from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.rollouts.continuous import ContinuousRollouts
+from oxrl.rollouts.parked_episodes import ParkedEpisodes
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
 from support.killed_runs import run_in_child
 
@@ -18,8 +20,9 @@ from support.killed_runs import run_in_child
 ROUNDS = 4
 
 
-def continuous_source(cfg: Config, parts: RolloutParts, say: object = None) -> RolloutSource:
+def continuous_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:
     """Build the source in place of the one that `rollout.max_staleness` stands for."""
+    cfg = assembly.cfg
     return ContinuousRollouts(
         parts,
         cast(ParkingEngine, parts.sampler),
@@ -35,6 +38,7 @@ def use(patch: Callable[[object, str, object], None] | pytest.MonkeyPatch) -> No
     """Have every run of this process sample so."""
     put = patch.setattr if isinstance(patch, pytest.MonkeyPatch) else patch
     put(assemble, "build_source", continuous_source)
+    put(episode_wiring, "EpisodeEngine", ParkedEpisodes)
 
 
 def run_continuously(cfg: Config) -> None:
