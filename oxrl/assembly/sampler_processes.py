@@ -67,6 +67,7 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
         revision=model.revision,
         batch_invariant=cfg.run.deterministic,
         adapter_scale=adapter.scale if assembly.part_sent == "adapter" else None,
+        keep_cache=cfg.rollout.swap == "keep",
     )
     return VllmEngine(
         model.name,

@@ -9,6 +9,7 @@ choices.json        what fields that say auto were taken for, and why; see pins.
 starts.jsonl        one line per start: when, by which process, what changed since the first, and
                     which of these changes were accepted by name
 metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoints.py
+schedule.jsonl      with rollout.schedule: free; see rollouts/schedule.py
 result.json         written last: the run is finished
 git.diff            how oxRL's own files differed from their commit at the first start
 run.log  .lock      and of every tracker NAME.json, NAME.log and a folder or file that is its own

@@ -18,10 +18,13 @@ from typer.testing import CliRunner
 from oxrl.cli import app
 from oxrl.commands.replay_schedule import replay_schedule
 from oxrl.commands.train import run
+from oxrl.config import Config
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import OxrlError
 from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.usercode import worker as worker_module
+from support.killed_runs import killed_until_done
 from support.sampling_processes import FORKING, parent_of
 from support.small_runs import model_that_stops, rl_config
 
@@ -32,10 +35,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def free_run(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) -> Path:
-    """A run of six batches at a lag of two of them."""
+def free_config(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) -> Config:
+    """Six batches at a lag of two of them."""
     updates = train.get("minibatches", 1)
-    cfg = rl_config(
+    return rl_config(
         folder,
         "run",
         ["inference_engine.max_rows=6", "run.checkpoint_every=4"],
@@ -51,6 +54,11 @@ def free_run(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) ->
         train=train,
         **sections,
     )
+
+
+def free_run(folder: Path, train: dict[str, Any], **sections: dict[str, Any]) -> Path:
+    """The folder of such a run."""
+    cfg = free_config(folder, train, **sections)
     run(cfg)
     return cfg.run.directory
 
@@ -134,6 +142,28 @@ def test_what_a_lost_process_had_is_noted_and_replayed(
     assert retries == [(id, 1) for id in lost] and lost
     code, lines = replayed(folder)
     assert code == 0, lines
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_a_run_that_was_killed_twice_is_replayed_as_one(tmp_path: Path) -> None:
+    cfg = free_config(tmp_path, KINDS["two minibatches"])
+    killed_until_done(cfg, kills=2, seed=3)
+    code, lines = replayed(cfg.run.directory)
+    assert code == 0 and "6 batches and 12 updates" in lines[1], lines
+
+
+def test_keys_and_values_of_older_weights_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose sampler kept them after a delivery, which says that new weights sampled."""
+    with monkeypatch.context() as faulty:
+        faulty.setattr(LocalSampler, "_forget_computed", lambda self: None)
+        train = KINDS["two minibatches"] | {"lr": 0.05}
+        folder = free_run(tmp_path, train)
+    code, lines = replayed(folder)
+    assert code == 1
+    assert any("token" in line and "sampled by version" in line for line in lines), lines
 
 
 def copied(recorded: Path, folder: Path) -> Path:

@@ -557,3 +557,43 @@ def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: 
 
     with pytest.raises(EngineError, match=f"vLLM does not start .* its messages: {log_file}"):
         VllmEngine(str(folder), VllmOptions(max_model_len=64, log_file=str(log_file)))
+
+
+def test_kept_caches_stay_with_the_requests_that_run_and_are_found_by_no_new_one(
+    tmp_path: Path, model: PreTrainedModel
+) -> None:
+    """What `rollout.swap: keep` does at a delivery, and that nothing it samples then is proved."""
+    other = lively(seed=1)
+    running = make_requests(2, 2, words=20, max_tokens=40, stop_token_ids=())
+    asked = make_requests(2, 2, words=20, prefix="new ", max_tokens=8, stop_token_ids=())
+    engine = _start(tmp_path, keep_cache=True)
+    try:
+        engine.update_weights(buckets(model.named_parameters()), 0)
+        engine.submit(running)
+        assert engine.poll(60, until=engine.round + 12) == []
+        engine.update_weights(buckets(other.named_parameters()), 1)
+        engine.submit(asked)
+        done: dict[str, Completion] = {}
+        while len(done) < len(running) + len(asked):
+            done |= {item.request.id: item.completion for item in engine.poll(60)}
+        metrics = engine.metrics()
+    finally:
+        engine.close()
+    assert metrics["rollout/preemptions"] == 0
+    new = [done[request.id] for request in asked]
+    assert {version for one in new for version in one.segments[0].versions} == {1}
+    assert largest(new, trainer_logprobs(other, asked, new, 1.0)) < 1e-3
+    kept = [done[request.id] for request in running]
+    assert {version for one in kept for version in one.segments[0].versions} == {0, 1}
+    # No weights alone give these: keys and values of the older ones are among those they read.
+    assert largest(kept, trainer_logprobs(other, running, kept, 1.0)) > 0.01
+    assert largest(kept, trainer_logprobs(model, running, kept, 1.0)) > 0.01
+
+
+def test_caches_of_images_are_not_kept(tmp_path: Path) -> None:
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
+
+    options = VllmOptions(log_file=str(tmp_path / "vllm.log"), keep_cache=True)
+    images: Any = object()
+    with pytest.raises(EngineError, match=r"rollout.swap is keep, and what vLLM keeps of images"):
+        VllmEngine("builtin:tiny", options, images=images)

@@ -103,6 +103,8 @@ class VllmOptions:
     adapter_scale: of the policy's adapter, which is all that is delivered; it is merged into the
         model's weights here, and a copy of these is kept on the CPU. None: every weight is
         delivered.
+    keep_cache: a delivery leaves running requests their keys and values of older weights, and new
+        requests never find those; nothing proves which weights a log-probability is of then.
     """
 
     log_file: str
@@ -116,6 +118,7 @@ class VllmOptions:
     revision: str | None = None
     batch_invariant: bool = False
     adapter_scale: float | None = None
+    keep_cache: bool = False
 
 
 @dataclass
@@ -155,7 +158,8 @@ class VllmEngine(Sampler):
 
     Raises:
         MissingExtraError: vLLM is not installed.
-        EngineError: vLLM does not start; names the log file.
+        EngineError: vLLM does not start, and names the log file; or caches are to be kept of a
+            model that reads images.
     """
 
     TOTALS = (*Sampler.TOTALS, "preemptions", "kv_cache_frac")
@@ -169,6 +173,11 @@ class VllmEngine(Sampler):
         only: Collection[int] = (),
         columns: Collection[str] = (),
     ) -> None:
+        if options.keep_cache and images is not None:
+            raise EngineError(
+                "rollout.swap is keep, and what vLLM keeps of images has no version: set it to "
+                "recompute"
+            )
         self._on_cpu = not torch.cuda.is_available()
         os.environ.update(ENVIRONMENT)
         if self._on_cpu:
@@ -180,6 +189,7 @@ class VllmEngine(Sampler):
         )
         super().__init__(tokenizer, context=0)  # vLLM says below how long it is
         self._several = options.tensor_parallel > 1
+        self._keep_cache = options.keep_cache
         self._active: dict[str, _Active] = {}
         self._scored: dict[str, list[float]] = {}
         self._scoring = itertools.count()
@@ -278,7 +288,9 @@ class VllmEngine(Sampler):
             flat_logprobs=True,
             **parameters,
         )
-        prompt: Mapping[str, object] = {"prompt_token_ids": tokens}
+        # A part of the hash of every block: what other weights computed is not found.
+        salt = {"cache_salt": f"weights {self._version}"} if self._keep_cache else {}
+        prompt: Mapping[str, object] = {"prompt_token_ids": tokens, **salt}
         if images:
             if self.images is None:
                 raise EngineError("a request has images, and this sampler was given none")
@@ -376,8 +388,9 @@ class VllmEngine(Sampler):
         finally:
             # Also after a failure, of vLLM or of whoever sends: it puts vLLM's model back together.
             reports = self._rpc("oxrl_finish_load")
-            self._engine.reset_prefix_cache(reset_running_requests=True)
-            self._engine.engine_core.reset_encoder_cache()
+            if not self._keep_cache:
+                self._engine.reset_prefix_cache(reset_running_requests=True)
+                self._engine.engine_core.reset_encoder_cache()
         received, unloaded = reports[0]
         if failure is not None and LINE_BROKE in str(failure):
             raise LineError(str(failure)) from failure
