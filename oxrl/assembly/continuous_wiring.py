@@ -40,6 +40,7 @@ def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object])
         # A process that shares a GPU with this one takes turns with it.
         background=background,
         on_rounds=note,
+        slots=cfg.inference_engine.max_rows * max(1, cfg.samplers),
     )
 
 

@@ -28,6 +28,7 @@ def continuous_source(cfg: Config, parts: RolloutParts, say: object = None) -> R
         updates=cfg.train.updates,
         rollout_steps=cfg.run.steps // cfg.train.updates,
         background=False,
+        slots=cfg.inference_engine.max_rows,
     )
 
 
