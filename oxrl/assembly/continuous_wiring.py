@@ -55,6 +55,11 @@ def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object])
         updates=updates,
         rollout_steps=rollout_steps,
         background=background,
+<<<<<<< HEAD
+=======
+        on_rounds=note,
+        slots=cfg.inference_engine.max_rows * max(1, cfg.samplers),
+>>>>>>> 7d8002557228d65c67e8c21dce29f5fe23f22a3a
     )
 
 
