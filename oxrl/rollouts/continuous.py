@@ -139,11 +139,6 @@ class ContinuousRollouts:
         updates: optimizer steps per rollout step.
         rollout_steps: of the whole run, after which nothing more is sampled.
         background: whether the sampler works while the caller does something else.
-<<<<<<< HEAD
-=======
-        on_rounds: is told of the rounds that were found, before anything depends on them.
-        slots: rows that the samplers decode at once, of all of them; 0: not known.
->>>>>>> 7d8002557228d65c67e8c21dce29f5fe23f22a3a
     """
 
     def __init__(
@@ -156,11 +151,6 @@ class ContinuousRollouts:
         updates: int,
         rollout_steps: int,
         background: bool,
-<<<<<<< HEAD
-=======
-        on_rounds: Callable[[int], object] | None = None,
-        slots: int = 0,
->>>>>>> 7d8002557228d65c67e8c21dce29f5fe23f22a3a
     ) -> None:
         self.parts = parts
         self._sampler = sampler
@@ -170,16 +160,10 @@ class ContinuousRollouts:
         self._pace = rounds if isinstance(rounds, Pace) else None
         self._updates = updates
         self._rollout_steps = rollout_steps
-<<<<<<< HEAD
-=======
-        self._on_rounds = on_rounds
-        self._slots = slots
         self._waits = Waits()
         parts.clock.also(self._waits.counters)
         # Up to which rounds are counted.
         self._counted_round = 0
-        self._pace = Pace()
->>>>>>> 7d8002557228d65c67e8c21dce29f5fe23f22a3a
         # The batch that is about to be handed over, or was.
         self._batch = 0
         self.books = Books()
@@ -198,13 +182,8 @@ class ContinuousRollouts:
 
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
-<<<<<<< HEAD
-        self._join(self.parts.stop)
-=======
         with self._waits.of_trainer():
             self._join(self.parts.stop)
-        self._pace.trained()
->>>>>>> 7d8002557228d65c67e8c21dce29f5fe23f22a3a
         self._batch = step // self._updates
         self._measure(trained=self._batch)
         self._take_up()
@@ -224,7 +203,7 @@ class ContinuousRollouts:
         """Measure what a sequential run has nothing of."""
         if not self._ahead:
             return {}
-        busy = busy_metrics(found.sampler, self._slots)
+        busy = busy_metrics(found.sampler, self.parts.slots)
         lags = lag_metrics(found.rollouts, found.groups, version=found.step)
         return busy | lags | {"rollout/tokens_read_again": float(again)}
 

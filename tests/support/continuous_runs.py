@@ -31,7 +31,6 @@ def continuous_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:
         updates=cfg.train.updates,
         rollout_steps=cfg.run.steps // cfg.train.updates,
         background=False,
-        slots=cfg.inference_engine.max_rows,
     )
 
 
