@@ -41,7 +41,7 @@ MOST_NODES = {
     "commands": 15_450,
     "config": 28_350,
     "data": 32_450,
-    "engines": 61_550,
+    "engines": 62_200,
     "environments": 5_900,
     "functional": 28_300,
     "modelfiles": 6_400,

@@ -7,7 +7,7 @@ sampler does after a delivery. So from the next delivery on it goes on to the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from oxrl.engines.sample import Responses, RolloutEngine
 from oxrl.engines.sample.rows import Recorded, Slots
 from oxrl.errors import EngineError
-from oxrl.tables.columns import Columns
+from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Entries, Request, TokenRun
 from oxrl.usercode.messages import Json, fields_of, segment_of
 
@@ -117,16 +117,28 @@ def state_of(
     Raises:
         EngineError: something has finished that was not polled.
     """
-    if finished:
-        raise EngineError(
-            f"{len(finished)} requests have finished and were not polled, such as "
-            f"{finished[0].request.id!r}: poll them before the state is asked for"
-        )
+    check_polled(finished)
     return {
         "round": round,
         "rows": [_lines_of(slots) for slots in rows if slots.requests],
         "waiting": [request.id for request in waiting],
     }
+
+
+def check_polled(finished: Responses) -> None:
+    """Refuse a state while there is something that it has no room for.
+
+    Args:
+        finished: what was not polled.
+
+    Raises:
+        EngineError: it is there.
+    """
+    if finished:
+        raise EngineError(
+            f"{len(finished)} requests have finished and were not polled, such as "
+            f"{finished[0].request.id!r}: poll them before the state is asked for"
+        )
 
 
 def _lines_of(slots: Slots) -> list[Json]:
@@ -160,7 +172,7 @@ def parked_of(
     columns = {name: recording.column for name, recording in recorded.items()}
     rows: list[ParkedRows] = []
     for lane in state["rows"]:
-        sampled = [_run_of(line, columns) for line in lane]
+        sampled = [run_of(line, columns, columns) for line in lane]
         rows.append(ParkedRows([own[line["id"]] for line in lane], sampled))
     return Parked(rows, [own[id] for id in state["waiting"]], state["round"])
 
@@ -192,20 +204,35 @@ def requests_in(state: Json, requests: Mapping[str, Request]) -> dict[str, Reque
     return {id: requests[id] for id in ids}
 
 
-def _run_of(line: Json, columns: Columns) -> TokenRun:
-    """Return what was sampled of a row, with these columns and no others."""
+def run_of(line: Json, names: Collection[str], columns: Columns = NOTHING_MORE) -> TokenRun:
+    """Return what was sampled of a row, with these columns and no others.
+
+    Args:
+        line: of a state.
+        names: of the columns.
+        columns: of which every entry is checked.
+
+    Raises:
+        EngineError: it has other columns, or something else in one.
+    """
     fields = dict(line)
     id = fields.pop("id")
-    found = sorted(fields.get("columns", {}))
-    if found != sorted(columns):
+    given = sorted(fields.get("columns", {}))
+    if given != sorted(names):
         raise EngineError(
-            f"the state of a sampler has the columns {found} of request {id!r}, and this one "
-            f"records {sorted(columns)}"
+            f"the state of a sampler has the columns {given} of request {id!r}, and this one "
+            f"records {sorted(names)}"
         )
     try:
-        return segment_of(fields, columns)
+        found = segment_of(fields, columns)
     except ValueError as error:
         raise EngineError(f"the state of a sampler, request {id!r}: {error}") from error
+    return TokenRun(
+        token_ids=found.token_ids,
+        logprobs=found.logprobs,
+        versions=found.versions,
+        columns=found.columns,
+    )
 
 
 def _tensor_of(entries: Entries, like: Tensor) -> Tensor:

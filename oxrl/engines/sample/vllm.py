@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ import torch
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample import Finished, Responses, RowLogprobs, ShownImages, TokenRows
+from oxrl.engines.sample.parked import check_polled, requests_in, run_of
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_images import image_prompt
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
@@ -41,6 +42,7 @@ from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
 from oxrl.types import Entries, FinishReason, Metrics, Request, TokenRun
+from oxrl.usercode.messages import Json, fields_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,14 +125,17 @@ class VllmOptions:
 
 @dataclass
 class _Active:
-    """A request in vLLM, with the weight versions and columns of what is known to be sampled, its
-    own prefix left out.
+    """A request in vLLM, with the weight versions and columns of what is known to be sampled since
+    it was put there.
+
+    request: with all that was sampled before as its prefix. asked: as it was submitted.
 
     The tokens themselves stay in vLLM until it ends: to take them over step by step costs up to a
     twentieth of the processor's time with a small model.
     """
 
     request: Request
+    asked: Request
     columns: dict[str, Entries]
     versions: list[int] = field(default_factory=list)
 
@@ -258,10 +263,15 @@ class VllmEngine(Sampler):
             )
 
     def _accept(self, request: Request) -> None:
+        self._put(request, request.prefix)
+
+    def _put(self, asked: Request, known: TokenRun) -> None:
+        """Put a request into vLLM, of which some tokens are known: it goes on behind them."""
+        request = replace(asked, prefix=known)
         sampling = request.sampling
         prefix = request.prefix
         greedy = sampling.temperature == 0
-        known = len(prefix.token_ids)
+        count = len(prefix.token_ids)
         self._add(
             request.id,
             [*request.prompt.token_ids, *prefix.token_ids],
@@ -269,12 +279,13 @@ class VllmEngine(Sampler):
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy else sampling.top_k,
-            max_tokens=sampling.max_tokens - known,
+            max_tokens=sampling.max_tokens - count,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
-            extra_args={"seed": request.seed, "known": known},
+            extra_args={"seed": request.seed, "known": count},
         )
-        self._active[request.id] = _Active(request, dict.fromkeys(self._columns, ()))
+        columns: dict[str, Entries] = dict.fromkeys(self._columns, ())
+        self._active[request.id] = _Active(request, asked, columns)
 
     def _add(
         self, name: str, tokens: list[int], images: Sequence[str] = (), **parameters: Any
@@ -333,13 +344,35 @@ class VllmEngine(Sampler):
         """Take a request out with what vLLM has sampled of it, after its own prefix."""
         active = self._active.pop(name)
         self._note(active, tokens, logprobs)
-        sampled = TokenRun(
-            token_ids=tuple(tokens),
-            logprobs=tuple(sampled_logprobs(logprobs, tokens)),
-            versions=tuple(active.versions),
-            columns=active.columns,
-        )
-        return self._ended(active.request, reason, active.request.prefix.then(sampled))
+        return self._ended(active.asked, reason, _known(active, tokens, logprobs))
+
+    def state(self) -> Json:
+        """See ParkingEngine. What is in vLLM is in the order in which it was put there."""
+        check_polled(self._finished)
+        self._note_versions()
+        rows = [{"id": name, **fields_of(known)} for name, known in self._sampled().items()]
+        return {"round": self.round, "rows": [rows], "waiting": []}
+
+    def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
+        """See ParkingEngine, but for the bytes: tokens and versions are those of the engine that
+        gave the state, log-probabilities differ by rounding.
+        """
+        own = requests_in(state, requests)
+        lines = [line for lane in state["rows"] for line in lane]
+        known = {line["id"]: run_of(line, self._columns) for line in lines}
+        self.abort(tuple(self._here))
+        self._finished = []
+        for id, request in own.items():
+            self._here.add(id)
+            self._put(request, known[id])
+        self.round = state["round"]
+
+    def _sampled(self) -> dict[str, TokenRun]:
+        """Return all that is known to be sampled of the requests in vLLM, in their order."""
+        return {
+            name: _known(active, *_returned(self._state(name)))
+            for name, active in self._active.items()
+        }
 
     def _progress(self) -> str:
         self._note_versions()
@@ -426,7 +459,29 @@ class VllmEngine(Sampler):
         temperature: float = 1.0,
         shown: ShownImages = (),
     ) -> RowLogprobs:
-        """See RolloutEngine. Rows must be at least one token shorter than the context."""
+        """See RolloutEngine. Rows must be at least one token shorter than the context.
+
+        What is being sampled is taken out of vLLM meanwhile, whose steps would else go on with it,
+        by weights that are perhaps those of a perturbed copy.
+        """
+        with self._nothing_sampled():
+            return self._scores(rows, temperature, shown)
+
+    @contextmanager
+    def _nothing_sampled(self) -> Iterator[None]:
+        """Take every request out of vLLM, and put it in again in its place."""
+        self._note_versions()
+        known = self._sampled()
+        asked = {name: active.asked for name, active in self._active.items()}
+        self._active.clear()
+        self._engine.abort_request(list(asked))
+        try:
+            yield
+        finally:
+            for name, request in asked.items():
+                self._put(request, known[name])
+
+    def _scores(self, rows: TokenRows, temperature: float, shown: ShownImages) -> RowLogprobs:
         self._rpc("oxrl_set_score_temperature", temperature)
         names = [f"{SCORING}{next(self._scoring)}" for _ in rows]
         for name, row, images in zip(names, rows, shown or [()] * len(rows), strict=True):
@@ -500,6 +555,17 @@ class VllmEngine(Sampler):
             counted["prefill_tokens"] += prefix.queries - prefix.hits
         if iteration_stats is not None:
             counted["preemptions"] += iteration_stats.num_preempted_reqs
+
+
+def _known(active: _Active, tokens: Sequence[int], logprobs: Any) -> TokenRun:
+    """Return all that was sampled of a request, of which vLLM has these tokens."""
+    sampled = TokenRun(
+        token_ids=tuple(tokens),
+        logprobs=tuple(sampled_logprobs(logprobs, tokens)),
+        versions=tuple(active.versions),
+        columns=active.columns,
+    )
+    return active.request.prefix.then(sampled)
 
 
 def _returned(state: Any) -> tuple[Sequence[int], Any]:

@@ -219,7 +219,7 @@ class RolloutWorker:
             self.boundary.since.append((self.round, given))
 
     def samples_until(self, round: float) -> bool:
-        """Whether the actor has something to sample before a round, or has not said what it did."""
+        """Return True if the actor has something to sample before a round, or still samples."""
         return bool(self.in_flight) and (self.polling is not None or self.round < round)
 
     def settle(self) -> None:
