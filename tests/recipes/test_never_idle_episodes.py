@@ -155,7 +155,7 @@ def test_without_a_lag_they_are_those_of_the_sequential_run(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["calculator", pytest.param("actions", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", [pytest.param("calculator", marks=pytest.mark.full), "actions"])
 def test_a_run_killed_while_episodes_are_in_flight_equals_the_uninterrupted_one(
     kind: str, tmp_path: Path
 ) -> None:

@@ -161,7 +161,7 @@ def go_on(engine: Any) -> list[Any]:
             return found
 
 
-KINDS = ("local, whole", "local, window: 2", "cached, last", "vision, last", "vision, whole")
+KINDS = ("local, whole", "local, window: 2", "cached, last", "vision, last")
 OFTEN = ("local, whole", "cached, last", "vision, last")
 
 
@@ -182,7 +182,7 @@ def cuts(engine: Any, kind: Kind, every: int) -> range:
 @pytest.mark.timeout(300)
 def test_a_new_engine_goes_on_from_every_round_to_the_same_bytes(kind: Kind, every: int) -> None:
     engine, other = kind.engines
-    seen = {"working": 0, "waiting": 0, "turns": 0, "images": 0}
+    seen = {"working": 0, "waiting": 0, "turns": 0}
     for cut in cuts(engine, kind, every):
         kind.begin(engine, kind.requests)
         before = run_to(engine, cut)
@@ -206,7 +206,6 @@ def test_a_new_engine_goes_on_from_every_round_to_the_same_bytes(kind: Kind, eve
         seen["waiting"] += len(state["waiting"])
         turns = [turn for episode in state["episodes"] for turn in episode["turns"]]
         seen["turns"] = max(seen["turns"], *(len(e["turns"]) for e in state["episodes"]), 0)
-        seen["images"] += "image" in json.dumps(turns)
         assert not any(turn["step"] is None for turn in turns) or state["working"]
     assert seen["working"] and seen["waiting"] and seen["turns"] > 1
 
