@@ -418,6 +418,7 @@ def test_sources_and_evaluations_of_a_model_alone_deliver_weights() -> None:
         "oxrl/rollouts/sync.SyncRollouts.lend",
         "oxrl/rollouts/continuous.ContinuousRollouts._next",
         "oxrl/rollouts/continuous.ContinuousRollouts.lend",
+        "oxrl/rollouts/replayed_schedule.ReplayedSchedule._sample_again",
         # Evaluations without a source: of a model that is given, and of one that rows teach.
         "oxrl/assembly/sampler_processes.proved_sampler",
         "oxrl/assembly/answered.build_generated.evaluate",

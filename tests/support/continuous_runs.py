@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -24,7 +25,7 @@ def continuous_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:
     """Build the source in place of the one that `rollout.max_staleness` stands for."""
     cfg = assembly.cfg
     return ContinuousRollouts(
-        parts,
+        replace(parts, slots=cfg.inference_engine.max_rows),
         cast(ParkingEngine, parts.sampler),
         ahead=cfg.rollout.max_staleness // cfg.train.updates,
         rounds=ROUNDS,
