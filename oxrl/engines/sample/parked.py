@@ -117,16 +117,28 @@ def state_of(
     Raises:
         EngineError: something has finished that was not polled.
     """
-    if finished:
-        raise EngineError(
-            f"{len(finished)} requests have finished and were not polled, such as "
-            f"{finished[0].request.id!r}: poll them before the state is asked for"
-        )
+    check_polled(finished)
     return {
         "round": round,
         "rows": [_lines_of(slots) for slots in rows if slots.requests],
         "waiting": [request.id for request in waiting],
     }
+
+
+def check_polled(finished: Responses) -> None:
+    """Refuse to say what is in flight while something waits to be polled.
+
+    Args:
+        finished: what was not polled, for which a state has no room.
+
+    Raises:
+        EngineError: there is something.
+    """
+    if finished:
+        raise EngineError(
+            f"{len(finished)} requests have finished and were not polled, such as "
+            f"{finished[0].request.id!r}: poll them before the state is asked for"
+        )
 
 
 def _lines_of(slots: Slots) -> list[Json]:

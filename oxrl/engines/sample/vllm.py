@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +41,7 @@ from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
 from oxrl.types import Entries, FinishReason, Metrics, Request, TokenRun
+from oxrl.usercode.messages import Json, fields_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -332,6 +333,11 @@ class VllmEngine(Sampler):
     ) -> Finished:
         """Take a request out with what vLLM has sampled of it, after its own prefix."""
         active = self._active.pop(name)
+        sampled = self._sampled(active, tokens, logprobs)
+        return self._ended(active.request, reason, sampled)
+
+    def _sampled(self, active: _Active, tokens: Sequence[int], logprobs: Any) -> TokenRun:
+        """Return what is sampled of a request, its own prefix included."""
         self._note(active, tokens, logprobs)
         sampled = TokenRun(
             token_ids=tuple(tokens),
@@ -339,7 +345,36 @@ class VllmEngine(Sampler):
             versions=tuple(active.versions),
             columns=active.columns,
         )
-        return self._ended(active.request, reason, active.request.prefix.then(sampled))
+        return active.request.prefix.then(sampled)
+
+    def state(self) -> Json:
+        """See ParkingEngine. vLLM's own rows have no places: who restores it goes on to the same
+        tokens, and to log-probabilities that rounding may change.
+        """
+        from oxrl.engines.sample.parked import check_polled  # most runs never park
+
+        check_polled(self._finished)
+        rows: list[Json] = []
+        waiting: list[str] = []
+        for name, active in self._active.items():
+            sampled = self._sampled(active, *_returned(self._state(name)))
+            if sampled.token_ids:
+                rows.append({"id": name, **fields_of(sampled)})
+            else:
+                waiting.append(name)
+        return {"round": self.round, "rows": [rows] if rows else [], "waiting": waiting}
+
+    def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
+        """See ParkingEngine. Each request goes on behind what was sampled of it, as its prefix."""
+        from oxrl.engines.sample.parked import parked_of  # most runs never park
+
+        parked = parked_of(state, requests, {}, sys.maxsize)
+        self.abort(list(self._here))
+        for rows in parked.rows:
+            for request, sampled in zip(rows.requests, rows.sampled, strict=True):
+                self.submit([replace(request, prefix=sampled)])
+        self.submit(parked.waiting)
+        self.round = parked.round
 
     def _progress(self) -> str:
         self._note_versions()
