@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from oxrl.assembly.settle import ROUNDS
@@ -27,6 +28,7 @@ def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object])
     # A process that shares a GPU with this one takes turns with it.
     background = cfg.inference_engine.actors > 0 or cfg.inference_engine.processes > 0
     sampler = cast(ParkingEngine, parts.sampler)
+    parts = replace(parts, slots=cfg.inference_engine.max_rows * max(1, cfg.samplers))
     ahead = cfg.ahead
     updates = cfg.train.updates
     rollout_steps = cfg.run.steps // updates

@@ -29,6 +29,7 @@ from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.errors import CheckpointError, DeadlineError, EngineError, InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
+from oxrl.rollouts.waits import ROUNDS, Waits, busy_metrics, lag_metrics, tokens_read_again
 from oxrl.rollouts.whole_samples import rollouts_of, written
 from oxrl.runs.waiting import LOOK_S, Patience, StopAsked, no_stop
 from oxrl.tables.columns import Columns
@@ -93,7 +94,7 @@ class Snapshot:
 
 @dataclass
 class Pace:
-    """How long the first batches take: seconds of the rounds they wait for, and of their training.
+    """The time of the first batches: seconds of the rounds they wait for, and of their training.
 
     Where something comes between, such as an evaluation, the training of a batch is over.
     on_found: is told of the rounds that were found, before anything depends on them.
@@ -159,6 +160,10 @@ class ContinuousRollouts:
         self._pace = rounds if isinstance(rounds, Pace) else None
         self._updates = updates
         self._rollout_steps = rollout_steps
+        self._waits = Waits()
+        parts.clock.also(self._waits.counters)
+        # Up to which rounds are counted.
+        self._counted_round = 0
         # The batch that is about to be handed over, or was.
         self._batch = 0
         self.books = Books()
@@ -177,7 +182,8 @@ class ContinuousRollouts:
 
     def next(self, draw: int, *, step: int) -> RolloutStep:
         """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
-        self._join(self.parts.stop)
+        with self._waits.of_trainer():
+            self._join(self.parts.stop)
         self._batch = step // self._updates
         self._measure(trained=self._batch)
         self._take_up()
@@ -185,10 +191,21 @@ class ContinuousRollouts:
         self._count()
         held = Snapshot(self.books.copy(), self._sampler.state(), self._counters)
         try:
-            return self._next(draw, step)
+            found = self._next(draw, step)
         except Stopped:
             self._go_back(held)
             raise
+        again = tokens_read_again(held.engine, held.books.requests)
+        found.sampler |= self._measured(found, again)
+        return found
+
+    def _measured(self, found: RolloutStep, again: int) -> Metrics:
+        """Measure what a sequential run has nothing of."""
+        if not self._ahead:
+            return {}
+        busy = busy_metrics(found.sampler, self.parts.slots)
+        lags = lag_metrics(found.rollouts, found.groups, version=found.step)
+        return busy | lags | {"rollout/tokens_read_again": float(again)}
 
     def _next(self, draw: int, step: int) -> RolloutStep:
         parts = self.parts
@@ -203,7 +220,7 @@ class ContinuousRollouts:
         while missing:
             batch = range(found.end, found.end + missing)
             self._ask_for(batch.stop)
-            with clock.phase("time/rollout_s"):
+            with clock.phase("time/rollout_s"), self._waits.of_trainer():
                 self._wait_for(batch)
             self._score(found, batch)
             missing = still_missing(found, parts)
@@ -349,6 +366,10 @@ class ContinuousRollouts:
 
     def _window(self, stop: StopAsked) -> None:
         """Sample for exactly so many rounds, or until nothing is missing."""
+        with self._waits.sampling():
+            self._pass_rounds(stop)
+
+    def _pass_rounds(self, stop: StopAsked) -> None:
         sampler = self._sampler
         until = sampler.round + self._window_rounds
         patience = Patience(stop, self.parts.deadline_s)
@@ -450,6 +471,7 @@ class ContinuousRollouts:
                 f"and the sampler cannot go on with them: {error}"
             ) from error
         self._parked = None
+        self._counted_round = self._sampler.round
 
     def _lost(self, missing: list[str]) -> Exception:
         """The error of a sampler that has nothing more to do while responses are missing."""
@@ -469,7 +491,10 @@ class ContinuousRollouts:
 
     def _count(self) -> None:
         """Add the sampler's counters."""
-        self._counters = added(self._counters, self._sampler.metrics())
+        round = self._sampler.round
+        passed = {ROUNDS: float(round - self._counted_round)}
+        self._counters = added(self._counters, passed | self._sampler.metrics())
+        self._counted_round = round
 
 
 def by_draw(rollouts: Iterable[Rollout]) -> dict[int, list[Rollout]]:

@@ -111,6 +111,7 @@ class ParkedEpisodes(EpisodeEngine):
         if len(getattr(self._engine, "members", ())) > 1:
             places = {id: place for place, id in enumerate(self._alive)}
             turns.sort(key=lambda item: places[item.request.id])
+            self.round = end  # also of a sampler that had nothing to do
         return turns
 
     def abort(self, ids: Sequence[str]) -> Responses:

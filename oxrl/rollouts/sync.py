@@ -92,6 +92,7 @@ class RolloutParts:
     compared_parts: see RolloutStep. on_finished: is told of every response when it is finished.
     choice: of the groups that are trained on; None: all of them.
     columns: that the sampler records of every token.
+    slots: rows that the samplers decode at once, all together; 0: nobody asks.
     """
 
     sampler: RolloutEngine
@@ -107,6 +108,7 @@ class RolloutParts:
     on_finished: OnFinished = ignore
     choice: GroupChoice | None = None
     columns: Columns = field(default_factory=dict)
+    slots: int = 0
 
 
 class RolloutSource(Protocol):

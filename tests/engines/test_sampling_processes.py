@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ from oxrl.usercode.messages import completion_of
 from support.action_runs import make_data, reinforcement
 from support.killed_runs import killed_until_done, run_in_child, uninterrupted
 from support.sampling_processes import FORKING, gone_within, parent_of
-from support.small_runs import final_files, metric_lines, rl_config, write_inputs
+from support.small_runs import (
+    final_files,
+    metric_lines,
+    model_that_stops,
+    rl_config,
+    write_inputs,
+)
 from support.vision_runs import rl, write_rows
 
 pytestmark = pytest.mark.timeout(120)
@@ -196,9 +203,9 @@ def test_processes_sample_ahead_what_one_process_does_also_when_one_is_killed(
     polling_in: set[str] = set()
     poll = RolloutWorkers.poll
 
-    def polling(engine: Any, deadline_s: float) -> Any:
+    def polling(engine: Any, deadline_s: float, until: float = inf) -> Any:
         polling_in.add(threading.current_thread().name.partition("_")[0])
-        return poll(engine, deadline_s)
+        return poll(engine, deadline_s, until)
 
     monkeypatch.setattr(RolloutWorkers, "poll", polling)
     run(other)
@@ -217,6 +224,43 @@ def test_processes_sample_ahead_what_one_process_does_also_when_one_is_killed(
     assert len(killed) == 1
     assert sum(line["rollout/replaced_actors"] for line in lines) == 1
     assert gone_within(killed, 10)
+
+
+def test_a_process_that_is_killed_in_a_window_changes_no_byte_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything else: two runs are equal, with rows in flight whenever weights come."""
+    model = model_that_stops(tmp_path / "model")
+    whole, again, hurt = (
+        rl_config(
+            tmp_path,
+            name,
+            ["inference_engine.max_rows=3", "run.checkpoint_every=3"],
+            model={"name": str(model)},
+            run={"steps": 8, "threads": 1},
+            rollout={**AHEAD, "max_tokens": 12, "max_staleness": 2, "rounds": 4},
+            inference_engine={"processes": 2},
+        )
+        for name in ("whole", "again", "hurt")
+    )
+    run(whole)
+    run(again)
+    killed = kill_when_ahead(monkeypatch)
+    run(hurt)
+    assert len(killed) == 1
+    ours = whole.run.directory
+    expected = metric_lines(ours)
+    written = (ours / "samples.jsonl").read_text().splitlines()
+    assert any(len(json.loads(line)["versions"]) > 1 for line in written)
+    assert max(line["data/staleness_max"] for line in expected) == 2
+    for cfg, replaced in ((again, 0), (hurt, 1)):
+        theirs = cfg.run.directory
+        lines = metric_lines(theirs)
+        assert sum(line["rollout/replaced_actors"] for line in lines) == replaced
+        assert learned(lines) == learned(expected)
+        assert (theirs / "samples.jsonl").read_bytes() == (ours / "samples.jsonl").read_bytes()
+        left, right = final_files(theirs), final_files(ours)
+        assert [name for name in left.keys() | right if left.get(name) != right.get(name)] == []
 
 
 def noted_in_child(cfg: Config) -> None:

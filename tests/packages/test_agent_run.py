@@ -13,6 +13,8 @@ import pytest
 
 from oxrl.commands.train import run
 from oxrl.config import Config
+from oxrl.errors import EnvironmentDefinitionError
+from support.continuous_runs import use
 from support.figures import Learned
 from support.known_weights import model_that_adds
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
@@ -175,3 +177,25 @@ def test_a_program_gets_the_answers_that_it_says_are_worth_more(
     rewards = [line["reward/mean"] for line in metric_lines(cfg.run.directory)]
     first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
     learned("gain of three steps", last - first, at_least=0.3)
+
+
+def test_programs_that_are_in_flight_are_asked_again_and_one_that_says_otherwise_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch)
+    few = {"data": {"prompts_per_step": 1, "eval": str(tmp_path / "prompts.jsonl"), "eval_rows": 1}}
+    lag = {"max_staleness": 2, "force_strict_on_policy": False}
+    parks: dict[str, Any] = few | {"rollout": lag, "environment": {"alive": 3}}
+    every = {"steps": 4, "eval_every": 1}
+    plain = agent_config(tmp_path, "plain", AGENT, run=every, **parks)
+    without = agent_config(tmp_path, "without", AGENT, run={"steps": 4}, **parks)
+    run(plain)
+    run(without)
+    # An evaluation ends every program and begins it anew, which changes nothing.
+    assert sample_lines(plain.run.directory) == sample_lines(without.run.directory)
+    assert any(len(line["versions"]) > 1 for line in sample_lines(plain.run.directory))
+    source = AGENT.replace("plain; again", "plain at {os.getpid()}; again")
+    chance = agent_config(tmp_path, "chance", source, run=every, **parks)
+    says = "name=agent: episode .*It answered turn 1 otherwise: messages was .* plain at .* and is"
+    with pytest.raises(EnvironmentDefinitionError, match=says):
+        run(chance)

@@ -92,6 +92,16 @@ def test_a_lag_is_bounded_and_a_signal_changes_nothing(
     samples = [json.loads(line) for line in written]
     if kind != "dapo":  # weights came in between
         assert any(len(sample["versions"]) > 1 for sample in samples)
+        assert sum(line["data/mixed_versions_frac"] for line in lines) > 0
+        assert sum(line["rollout/tokens_read_again"] for line in lines) > 0
+    for line in lines:
+        shares = {key: value for key, value in line.items() if key.startswith("data/lag_")}
+        assert sum(shares.values()) == pytest.approx(1)
+        assert max(int(key.split("_")[1]) for key in shares) <= whole.rollout.max_staleness
+    text = (whole.run.directory / "metrics.jsonl").read_text()
+    assert '"time/trainer_wait_s":' in text and '"time/samplers_wait_s":' in text
+    busy = [line["rollout/busy_frac"] for line in lines if line["rollout/rounds"]]
+    assert 0 <= min(busy) <= max(busy) <= 1 and max(busy) > 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,6 +38,11 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
             }
         },
     },
+    "ahead": {
+        **RL,
+        "rollout": RL["rollout"] | {"max_staleness": 2, "force_strict_on_policy": False},
+        "train": {"alg_name": "cispo"},
+    },
     "vapo": {**RL, "train": {"alg_name": "vapo"}},
     "dapo": {
         **RL,

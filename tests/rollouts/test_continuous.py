@@ -127,10 +127,11 @@ class MemoryEngine:
         return []
 
     def state(self) -> dict[str, Any]:
-        return json.loads(json.dumps([vars(worker) for worker in self.workers]))  # pyright: ignore
+        workers = [vars(worker) for worker in self.workers]
+        return json.loads(json.dumps({"memory": workers}))
 
     def restore(self, state: Any, requests: Mapping[str, Request]) -> None:
-        self.workers = [Worker(**fields) for fields in state]
+        self.workers = [Worker(**fields) for fields in state["memory"]]
         ids = [id for one in self.workers for id in (*one.running, *one.waiting)]
         self.requests = {id: requests[id] for id in ids}
 
