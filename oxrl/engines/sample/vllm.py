@@ -26,6 +26,7 @@ import torch
 from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample import Finished, Responses, RowLogprobs, ShownImages, TokenRows
+from oxrl.engines.sample.parked import check_polled, parked_of
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_images import image_prompt
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
@@ -351,8 +352,6 @@ class VllmEngine(Sampler):
         """See ParkingEngine. vLLM's own rows have no places: who restores it goes on to the same
         tokens, and to log-probabilities that rounding may change.
         """
-        from oxrl.engines.sample.parked import check_polled  # most runs never park
-
         check_polled(self._finished)
         rows: list[Json] = []
         waiting: list[str] = []
@@ -366,8 +365,6 @@ class VllmEngine(Sampler):
 
     def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
         """See ParkingEngine. Each request goes on behind what was sampled of it, as its prefix."""
-        from oxrl.engines.sample.parked import parked_of  # most runs never park
-
         parked = parked_of(state, requests, {}, sys.maxsize)
         self.abort(list(self._here))
         for rows in parked.rows:
