@@ -179,7 +179,10 @@ class RewardDefinitionError(RewardError, ValueError):
 
 
 class EnvironmentDefinitionError(OxrlError, ValueError):
-    """An environment that can never work as it is written, found before anything was sampled."""
+    """An environment that can never work as it is written.
+
+    It was found before anything was sampled, or because it does not repeat what it answered.
+    """
 
     exit_code = 2
 

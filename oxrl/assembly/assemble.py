@@ -75,7 +75,7 @@ def train_rl(assembly: Assembly, session: Session) -> None:
         session: of the run.
     """
     with ExitStack() as stack:
-        machine = assemble(assembly, session.clock, stack, session.pool, session.message)
+        machine = assemble(assembly, session.clock, stack, session.pool)
         if assembly.cfg.run.only is None:
             rl.train(machine, session)
         else:
@@ -85,21 +85,9 @@ def train_rl(assembly: Assembly, session: Session) -> None:
 
 
 def assemble(
-    assembly: Assembly,
-    clock: Clock,
-    stack: ExitStack,
-    pool: ScoringPool | None = None,
-    say: Callable[[str], object] = ignore,
+    assembly: Assembly, clock: Clock, stack: ExitStack, pool: ScoringPool | None = None
 ) -> Machine:
-    """Put a run together, which `stack` ends.
-
-    Args:
-        assembly: has the parts.
-        clock: of the run.
-        stack: closes what is started here.
-        pool: a reward that was tried already.
-        say: tells the user something.
-    """
+    """Put a run together, which `stack` ends; `pool` is a reward that was tried already."""
     cfg = assembly.cfg
     # Before the models: a reward that cannot be loaded should not cost the time they take.
     rewards = start_rewards(assembly, stack, pool)
@@ -135,7 +123,7 @@ def assemble(
         choice=next((each.choice for each in features if each.choice is not None), None),
         columns=assembly.columns,
     )
-    source = build_source(cfg, parts, say)
+    source = assembly.source(parts) if assembly.source else build_source(assembly, parts)
     stack.callback(source.close)
     evaluation = partial(build_evaluation, assembly, limits, parts, source)
     open_answers(features, partial(answers_to, assembly, limits, evaluation))
@@ -362,14 +350,9 @@ def overlapped(
     return meanwhile, meanwhile.offer
 
 
-def build_source(
-    cfg: Config, parts: RolloutParts, say: Callable[[str], object] = ignore
-) -> RolloutSource:
-    """Build the source of rollouts: step after step, in rounds, while training goes on, or stored.
-
-    Args:
-        say: tells the user something.
-    """
+def build_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:
+    """Build the source of rollouts: step by step, in rounds, while training goes on, or stored."""
+    cfg = assembly.cfg
     if cfg.rollout.from_samples is not None:
         from oxrl.rollouts.whole_samples import StoredRollouts  # the rarer ones
 
@@ -377,7 +360,7 @@ def build_source(
     if cfg.rollout.max_staleness:
         from oxrl.assembly.continuous_wiring import sample_ahead  # as above
 
-        return sample_ahead(cfg, parts, say)
+        return sample_ahead(cfg, parts, assembly.say)
     if parts.choice is not None:
         from oxrl.rollouts.rounds import RoundRollouts  # as above
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.delivery import Delivery
+    from oxrl.rollouts.sync import RolloutParts, RolloutSource
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -101,12 +102,22 @@ class Assembly:
         cfg: of the run, as `settle` left it; of an evaluation or a look ahead as it was loaded.
         ranks: this process's place among those that train.
         stop: whether the run was asked to stop; looked at in every wait.
+        say: tells the user something.
     """
 
-    def __init__(self, cfg: Config, ranks: Ranks = ALONE, stop: StopAsked = no_stop) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        ranks: Ranks = ALONE,
+        stop: StopAsked = no_stop,
+        say: Callable[[str], object] = str,
+    ) -> None:
         self.cfg = cfg
         self.ranks = ranks
         self.stop = stop
+        self.say = say
+        # Builds another source of rollouts than the configuration's: a replay has one.
+        self.source: Callable[[RolloutParts], RolloutSource] | None = None
 
     # --- There once, for everybody.
     @cached_property

@@ -9,7 +9,9 @@ from oxrl.assembly.settle import ROUNDS
 from oxrl.config import Config
 from oxrl.engines.sample.parked import ParkingEngine
 from oxrl.errors import counted
-from oxrl.rollouts.continuous import ContinuousRollouts
+from oxrl.rollouts.continuous import ContinuousRollouts, Pace
+from oxrl.rollouts.free import FreeRollouts
+from oxrl.rollouts.schedule import SCHEDULE
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
 from oxrl.runs.pins import Choice, note_choice
 
@@ -22,40 +24,58 @@ def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object])
         parts: of its sources.
         say: tells the user something.
     """
-    rounds = cfg.rollout.rounds
+    # A process that shares a GPU with this one takes turns with it.
     background = cfg.inference_engine.actors > 0 or cfg.inference_engine.processes > 0
+    sampler = cast(ParkingEngine, parts.sampler)
+    ahead = cfg.ahead
+    updates = cfg.train.updates
+    rollout_steps = cfg.run.steps // updates
+    rounds = cfg.rollout.rounds
+    say(who_waits(cfg, background=background))
+    if cfg.rollout.schedule == "free":
+        return FreeRollouts(
+            parts,
+            sampler,
+            ahead=ahead,
+            updates=updates,
+            rollout_steps=rollout_steps,
+            background=background,
+            path=cfg.run.directory / SCHEDULE,
+        )
 
     def note(found: int) -> None:
         note_choice(cfg.run.directory, ROUNDS, Choice(found, "measured over the first two batches"))
         say(f"rollout.rounds: {found} (auto, noted); to repeat this run set rollout.rounds={found}")
 
-    say(who_waits(cfg, background=background))
-    return ContinuousRollouts(
+    source = ContinuousRollouts(
         parts,
-        cast(ParkingEngine, parts.sampler),
-        ahead=cfg.ahead,
-        rounds=None if rounds == "auto" else rounds,
-        updates=cfg.train.updates,
-        rollout_steps=cfg.run.steps // cfg.train.updates,
-        # A process that shares a GPU with this one takes turns with it.
+        sampler,
+        ahead=ahead,
+        rounds=Pace(note) if rounds == "auto" else rounds,
+        updates=updates,
+        rollout_steps=rollout_steps,
         background=background,
-        on_rounds=note,
-        slots=cfg.inference_engine.max_rows * max(1, cfg.samplers),
     )
+    source.slots = cfg.inference_engine.max_rows * max(1, cfg.samplers)
+    return source
 
 
 def who_waits(cfg: Config, *, background: bool) -> str:
-    """Say how old samples may be, for how many rounds a batch trains, and who waits for whom.
+    """Say how old samples may be, for how long a batch trains, and who waits for whom.
 
     Args:
         cfg: of the run.
         background: samplers work while a batch trains.
     """
+    lag = f"tokens lag at most {counted(cfg.rollout.max_staleness, 'weight version')}"
+    waits = "; whoever is done first waits for the other"
     rounds = cfg.rollout.rounds
-    measured = "as many decode rounds as the first two batches show"
-    trains = measured if rounds == "auto" else counted(rounds, "decode round")
-    waits = "whoever is done first waits for the other"
+    trains = "a batch trains for as many decode rounds as the first two batches show"
+    if rounds != "auto":
+        trains = f"a batch trains for {counted(rounds, 'decode round')}"
+    if cfg.rollout.schedule == "free":
+        trains = "the clock decides what is sampled by which weights, see schedule.jsonl"
+        waits = ""
     if not background:
-        waits = "one process samples, then trains: nothing overlaps"
-    lag = counted(cfg.rollout.max_staleness, "weight version")
-    return f"rollouts: tokens lag at most {lag}; a batch trains for {trains}; {waits}"
+        waits = "; one process samples, then trains: nothing overlaps"
+    return f"rollouts: {lag}; {trains}{waits}"

@@ -52,6 +52,20 @@ def image_names(name: str, store: ImageStore | None) -> NameImages:
     return partial(no_images, name) if store is None else store.adopted
 
 
+def kept_images(store: ImageStore) -> NameImages:
+    """Return the same function of a store, which then keeps all images that are shown.
+
+    Episodes that are over may be trained on by a run that goes on with another process.
+    """
+
+    def named(messages: list[Message]) -> list[Message]:
+        found = store.adopted(messages)
+        store.contents(images_of(found))
+        return found
+
+    return named
+
+
 def no_images(name: str, messages: list[Message]) -> list[Message]:
     """Return an environment's messages to a model that reads text alone.
 
@@ -147,7 +161,13 @@ def play_episodes(
     opened = begun(settings.name, began, named)
     if settings.max_turns > 1:
         check_template(cfg, encoder, opened)
-    engine = EpisodeEngine(
+    made = EpisodeEngine
+    if cfg.rollout.max_staleness:
+        from oxrl.rollouts.parked_episodes import ParkedEpisodes  # episodes stay in flight
+
+        made = ParkedEpisodes
+        named = named if store is None else kept_images(store)
+    engine = made(
         sampler,
         pool,
         encoder,

@@ -120,7 +120,7 @@ def begin(cfg: Config, session: Session) -> None:
 
 def _note_and_train(cfg: Config, session: Session) -> None:
     """Note in the run directory what a run is made with, and go through its loop."""
-    assembly = Assembly(cfg, session.ranks, session.stopping)
+    assembly = Assembly(cfg, session.ranks, session.stopping, session.message)
     if assembly.images is not None:
         samples = cfg.rollout.from_samples if cfg.recipe == "rl" else None
         assembly.images.keep_in(cfg.run.directory, write=session.ranks.first, samples=samples)

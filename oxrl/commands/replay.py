@@ -27,7 +27,7 @@ from oxrl.assembly.settle import settle_as_noted
 from oxrl.checkpoint import SavedEngines
 from oxrl.checkpoint.verify import Checkpoint, latest_checkpoint
 from oxrl.commands.loop import train, training_ranks
-from oxrl.config import load_config
+from oxrl.config import Config, load_config
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError, shortened
 from oxrl.flat_config import recorded_config
@@ -37,6 +37,7 @@ from oxrl.runs.checkpoints import is_run
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.pins import CODE
+from oxrl.runs.ranks import Ranks
 from oxrl.runs.recorder import Recorder, load_tensors
 from oxrl.runs.waiting import StopRequest
 from oxrl.types import Metrics, Prompt, Score, TensorMap
@@ -204,7 +205,7 @@ def replay(
         recorded = recorded_samples(directory, step)
         if not 0 <= sample < len(recorded):
             raise RunDirectoryError(_no_sample(directory, step, sample, len(recorded)))
-        with _recorded_scores(directory) as unread:
+        with recorded_scores(directory) as unread:
             seen = go_through(directory, last_samples=step, unread=unread)
         return [*compare_samples(directory, seen, step, only=sample, tolerance=tolerance)]
     steps = {int(record["step"]) for record in read_numbers(directory / "metrics.jsonl")}
@@ -232,6 +233,39 @@ def go_through(
         begin: after so many optimizer steps, or fewer; None: as late as possible.
         unread: an input that the record stands in for.
     """
+    if begin is None:
+        begin = int(min(last_step, last_samples)) - 1
+    checkpoint: Checkpoint | None = None
+    with suppress(NoCheckpointError):  # then it begins where the run began
+        checkpoint = latest_checkpoint(directory / "checkpoints", until=begin)
+    log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
+    with as_it_was(directory, unread) as (here, ranks):
+        session = ReplaySession(
+            session_options(here),
+            checkpoint,
+            tokens=here.run.record == "tokens",
+            last_step=last_step,
+            last_samples=last_samples,
+        )
+        with session, suppress(Replayed):
+            train(Assembly(here, ranks, session.stopping), session)
+    return session
+
+
+@contextmanager
+def as_it_was(directory: Path, unread: str = "") -> Iterator[tuple[Config, Ranks]]:
+    """The configuration of a run, with what was settled when it began, in a folder of its own.
+
+    Args:
+        directory: of the run.
+        unread: an input that the record stands in for.
+
+    Yields:
+        The configuration, and this process's place among the ranks that it asks for.
+
+    Raises:
+        RunDirectoryError: an input of the run has changed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # told when the run began
         cfg = load_config(directory / "config.yaml")
@@ -246,29 +280,13 @@ def go_through(
             f"{change.name} is not what it was when {directory} was started: {change.then}, now "
             f"{change.now}. A replay needs the same inputs: put them back"
         )
-    if begin is None:
-        begin = int(min(last_step, last_samples)) - 1
-    checkpoint: Checkpoint | None = None
-    with suppress(NoCheckpointError):  # then it begins where the run began
-        checkpoint = latest_checkpoint(directory / "checkpoints", until=begin)
-    log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
-        here = settle_as_noted(here, review.noted, ranks, directory)
-        session = ReplaySession(
-            session_options(here),
-            checkpoint,
-            tokens=here.run.record == "tokens",
-            last_step=last_step,
-            last_samples=last_samples,
-        )
-        with session, suppress(Replayed):
-            train(Assembly(here, ranks, session.stopping), session)
-    return session
+        yield settle_as_noted(here, review.noted, ranks, directory), ranks
 
 
 @contextmanager
-def _recorded_scores(directory: Path) -> Iterator[str]:
+def recorded_scores(directory: Path) -> Iterator[str]:
     """Let the record score, while open, in place of a reward that Python gave and that is not here.
 
     Yields:
@@ -340,7 +358,7 @@ def compare_samples(
     tokens_now = seen.rollouts.get(step)
     for place in range(len(recorded)) if only is None else (only,):
         what = f"sample {place} of step {step}"
-        wrong = list(_compare_lines(what, recorded[place], now[place], tolerance))
+        wrong = list(compare_lines(what, recorded[place], now[place], tolerance))
         row = rows.get(place)
         if kept is not None and tokens_now is not None and row is not None:
             wrong += _compare_tensors(what, kept, tokens_now, row, tolerance)
@@ -356,7 +374,15 @@ def token_rows(lines: Sequence[Json]) -> dict[int, int]:
     return {place: row for row, place in enumerate(trained)}
 
 
-def _compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> Iterator[Mismatch]:
+def compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> Iterator[Mismatch]:
+    """Compare a line of samples.jsonl with what it is now; yields what is another.
+
+    Args:
+        what: of which sample, for messages.
+        recorded: the line.
+        now: the line of now.
+        tolerance: relative, of numbers.
+    """
     for name, value in recorded.items():
         if name == "reason":  # may tell of a process
             continue
@@ -401,9 +427,28 @@ def compare_update(
         yield from wrong
     lines = read_numbers(directory / "metrics.jsonl")
     record = next(line for line in lines if line["step"] == step)
-    now = seen.lines.get(step, {})
+    yield from compare_metrics(record, seen.lines.get(step, {}), step, tolerance=tolerance)
+
+
+def compare_metrics(
+    record: Json,
+    now: Metrics,
+    step: int,
+    *,
+    tolerance: float,
+    not_compared: tuple[str, ...] = NOT_COMPARED,
+) -> Iterator[Mismatch]:
+    """Compare the line of a step with its metrics now; of those that are equal the important ones.
+
+    Args:
+        record: the line.
+        now: the metrics.
+        step: of the line.
+        tolerance: relative.
+        not_compared: how the names of others begin.
+    """
     for name in dict.fromkeys((*IMPORTANT, *record)):
-        if name not in record or name == "step" or name.startswith(NOT_COMPARED):
+        if name not in record or name == "step" or name.startswith(not_compared):
             continue
         before = float(record[name])
         after = float(now.get(name, math.nan))

@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,7 +34,7 @@ from oxrl.rollouts.whole_samples import rollouts_of, written
 from oxrl.runs.waiting import LOOK_S, Patience, StopAsked, no_stop
 from oxrl.tables.columns import Columns
 from oxrl.types import Completion, Metrics, Request, Rollout
-from oxrl.usercode.messages import completion_of, encode_json
+from oxrl.usercode.messages import Json, completion_of, encode_json
 
 FILE = "samples.json"
 # Batches at the start of a run, while which train nothing is sampled.
@@ -96,12 +97,23 @@ class Pace:
     """The time of the first batches: seconds of the rounds they wait for, and of their training.
 
     Where something comes between, such as an evaluation, the training of a batch is over.
+    on_found: is told of the rounds that were found, before anything depends on them.
     """
 
+    on_found: Callable[[int], object]
     rounds: int = 0
     sampling_s: float = 0.0
     training_s: list[float] = field(default_factory=list)
     training_since: float | None = None
+
+    @property
+    def seen(self) -> Json:
+        """What was found so far, for a checkpoint."""
+        return {
+            "rounds": self.rounds,
+            "sampling_s": self.sampling_s,
+            "training_s": self.training_s,
+        }
 
     def trained(self) -> None:
         """Note that the batch that was handed over is trained on."""
@@ -123,12 +135,10 @@ class ContinuousRollouts:
     Args:
         parts: as for `SyncRollouts`; the sampler is a ParkingEngine.
         ahead: batches that a token may be older than the update that begins with it.
-        rounds: decode rounds for which a batch trains; None: as the first batches show.
+        rounds: decode rounds for which a batch trains; a Pace: as the first batches show.
         updates: optimizer steps per rollout step.
         rollout_steps: of the whole run, after which nothing more is sampled.
         background: whether the sampler works while the caller does something else.
-        on_rounds: is told of the rounds that were found, before anything depends on them.
-        slots: rows that the samplers decode at once, of all of them; 0: not known.
     """
 
     def __init__(
@@ -137,26 +147,25 @@ class ContinuousRollouts:
         sampler: ParkingEngine,
         *,
         ahead: int,
-        rounds: int | None,
+        rounds: int | Pace,
         updates: int,
         rollout_steps: int,
         background: bool,
-        on_rounds: Callable[[int], object] | None = None,
-        slots: int = 0,
     ) -> None:
         self.parts = parts
         self._sampler = sampler
         self._ahead = ahead
-        self._rounds = rounds
+        # Of which nothing is known yet, one at a time.
+        self._rounds = 1 if isinstance(rounds, Pace) else rounds
+        self._pace = rounds if isinstance(rounds, Pace) else None
         self._updates = updates
         self._rollout_steps = rollout_steps
-        self._on_rounds = on_rounds
-        self._slots = slots
+        # Rows that all samplers decode at once, as far as somebody says so.
+        self.slots = 0
         self._waits = Waits()
         parts.clock.also(self._waits.counters)
         # Up to which rounds are counted.
         self._counted_round = 0
-        self._pace = Pace()
         # The batch that is about to be handed over, or was.
         self._batch = 0
         self.books = Books()
@@ -177,9 +186,8 @@ class ContinuousRollouts:
         """See RolloutSource: new weights, new requests, rounds until the batch is complete."""
         with self._waits.of_trainer():
             self._join(self.parts.stop)
-        self._pace.trained()
         self._batch = step // self._updates
-        self._settle_rounds(trained=self._batch)
+        self._measure(trained=self._batch)
         self._take_up()
         self.books.end = max(self.books.end, draw)
         self._count()
@@ -197,7 +205,7 @@ class ContinuousRollouts:
         """Measure what a sequential run has nothing of."""
         if not self._ahead:
             return {}
-        busy = busy_metrics(found.sampler, self._slots)
+        busy = busy_metrics(found.sampler, self.slots)
         lags = lag_metrics(found.rollouts, found.groups, version=found.step)
         return busy | lags | {"rollout/tokens_read_again": float(again)}
 
@@ -228,14 +236,16 @@ class ContinuousRollouts:
         found.delivered = parts.delivery.remember(found.rollouts)
         with clock.phase("time/rollout_s"):
             self._begin()
-        self._pace.training_since = monotonic()
+        if self._pace is not None:
+            self._pace.training_since = monotonic()
         self._read_from = None
         return found
 
     def lend(self, step: int) -> None:
         """See RolloutSource; what is in flight is put aside, not finished."""
         self._join(self.parts.stop)
-        self._pace.trained()
+        if self._pace is not None:
+            self._pace.trained()
         if self._parked is None:
             self._count()
             self._parked = self._sampler.state()
@@ -251,8 +261,7 @@ class ContinuousRollouts:
     def save(self, directory: Path) -> None:
         """Write what is in flight, with every token that was sampled."""
         self._join(no_stop)
-        self._pace.trained()
-        self._settle_rounds(trained=self._batch + 1)
+        self._measure(trained=self._batch + 1)
         self._count()
         books = self.books
         surplus = [one for group in books.scored.values() for one in group]
@@ -269,8 +278,8 @@ class ContinuousRollouts:
             "counters": self._counters,
             "engine": self._sampler.state() if self._parked is None else self._parked,
         }
-        if self._rounds is None:  # times of this machine, as long as they are needed
-            content["pace"] = asdict(self._pace)
+        if self._pace is not None:  # times of this machine, as long as they are needed
+            content["pace"] = self._pace.seen
         (directory / FILE).write_text(encode_json(content), encoding="utf-8")
 
     def load(self, directory: Path) -> None:
@@ -302,21 +311,26 @@ class ContinuousRollouts:
             )
         self.books = Books(content["end"], requests, completions, scored, content["dispatched"])
         self._counters = content["counters"]
-        self._pace = Pace(**content.get("pace", {}))
+        if self._pace is not None and "pace" in content:
+            self._pace = replace(self._pace, **content["pace"])
         self._parked = content["engine"]
         self._read_from = path
 
-    def _settle_rounds(self, *, trained: int) -> None:
-        """Find out for how many rounds a batch trains, once so many batches have."""
-        if self._rounds is None and trained >= MEASURED:
-            self._rounds = self._pace.rounds_of_training()
-            if self._on_rounds is not None:
-                self._on_rounds(self._rounds)
+    def _measure(self, *, trained: int) -> None:
+        """Note that a batch is trained on; find its rounds out once so many batches are."""
+        pace = self._pace
+        if pace is None:
+            return
+        pace.trained()
+        if trained >= MEASURED:
+            self._rounds = pace.rounds_of_training()
+            self._pace = None
+            pace.on_found(self._rounds)
 
     @property
     def _window_rounds(self) -> int:
         """Rounds that are waited for at a time: as many as a batch trains for, or one."""
-        return 1 if self._rounds is None or self._batch < MEASURED else self._rounds
+        return 1 if self._batch < MEASURED else self._rounds
 
     def _ask_for(self, end: int) -> None:
         """Submit the requests of the draws below `end` that were not asked for."""
@@ -332,14 +346,13 @@ class ContinuousRollouts:
     def _wait_for(self, draws: range) -> None:
         """Let windows pass until every response of some draws is complete."""
         wanted = [request.id for request in self.books.of(draws)]
-        pace = self._pace
         before = self._sampler.round
         begun = monotonic()
         while any(id not in self.books.completions for id in wanted):
             self._window(self.parts.stop)
-        if self._rounds is None:
-            pace.rounds += self._sampler.round - before
-            pace.sampling_s += monotonic() - begun
+        if self._pace is not None:
+            self._pace.rounds += self._sampler.round - before
+            self._pace.sampling_s += monotonic() - begun
 
     def _begin(self) -> None:
         """Let the sampler go on for as long as the batch trains."""
@@ -363,19 +376,38 @@ class ContinuousRollouts:
         until = sampler.round + self._window_rounds
         patience = Patience(stop, self.parts.deadline_s)
         while sampler.round < until and (missing := self.books.missing):
-            what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
-            try:
-                finished = sampler.poll(patience.look(what), until)
-            except DeadlineError:
-                continue
-            if not finished and sampler.round < until:
+            if not self._poll(patience, until) and sampler.round < until:
                 raise self._lost(missing)
-            for item in finished:
-                self.books.completions[item.request.id] = item.completion
-                self.parts.on_finished(item)
-            if finished:
-                patience.answered()
         sampler.round = until
+
+    def _poll(self, patience: Patience, until: float, longest_s: float = inf) -> bool:
+        """Take in what finishes within a moment.
+
+        Args:
+            patience: of the whole wait.
+            until: the round at which the poll ends.
+            longest_s: of the moment, in seconds.
+
+        Returns:
+            Whether the sampler had anything to do before that round.
+
+        Raises:
+            DeadlineError: nothing has finished for too long.
+            Stopped: a signal asked to stop.
+        """
+        missing = self.books.missing
+        what = f"a sampled response, of {missing[:5]} and {len(missing)} in all"
+        seconds = min(patience.look(what), longest_s)
+        try:
+            finished = self._sampler.poll(seconds, until)
+        except DeadlineError:
+            return True
+        for item in finished:
+            self.books.completions[item.request.id] = item.completion
+            self.parts.on_finished(item)
+        if finished:
+            patience.answered()
+        return bool(finished)
 
     def _score(self, found: RolloutStep, draws: range) -> None:
         """Hand over the groups of some draws: those that have scores, then those that get them."""

@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
-from oxrl.data.actions import ActionHead
+from oxrl.data.actions import Action, ActionHead
 from oxrl.data.chat import TemplateError
 from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading
 from oxrl.data.messages import Message, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample import Finished, Responses, RolloutEngine
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
-from oxrl.errors import DeadlineError, EngineError, InvariantError
+from oxrl.errors import DeadlineError, EngineError, InvariantError, required
 from oxrl.rollouts.episode_scores import TURNS, counter, nothing_counted
 from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
@@ -41,6 +41,7 @@ from oxrl.types import (
     Turn,
 )
 from oxrl.usercode.environments import Step
+from oxrl.usercode.messages import Json
 
 # Gives the images in messages their names; the messages themselves where there are none.
 NameImages = Callable[[list[Message]], list[Message]]
@@ -83,6 +84,35 @@ class EpisodeLimits:
 NOTHING_SAID = Conversation(opening=(), tools=(), exchanges=())
 
 
+class Ending(NamedTuple):
+    """The end of an episode, and why in words."""
+
+    end: EpisodeEnd
+    reason: str
+
+
+class Asked(NamedTuple):
+    """A turn as an environment is asked to answer it: as text and, where it has some, actions.
+
+    last: a limit of the run ends the episode there, whatever the answer.
+    """
+
+    text: str
+    actions: list[Action] | None
+    last: bool
+
+
+class Played(NamedTuple):
+    """A turn as it was sampled, what the environment was asked, and what it answered.
+
+    step: with the names of images; None: it has not answered yet.
+    """
+
+    turn: Completion
+    asked: Asked
+    step: Step | None
+
+
 # Of one episode there is one object, told apart from others by itself.
 @dataclass(kw_only=True, eq=False)
 class Episode:
@@ -90,6 +120,7 @@ class Episode:
 
     tokens, images: all that the next turn reads. begins_row: they are not in the segments so far.
     conversation: the present one. branches: what it was when each turn was sampled.
+    played: every turn so far, also the one that the environment is answering.
     """
 
     request: Request
@@ -105,6 +136,9 @@ class Episode:
     process: EpisodeProcess | None = None
     began: float = field(default_factory=monotonic)
     wanted: bool = True
+    played: list[Played] = field(default_factory=list)
+    # The same as JSON has it, as far as it was asked for.
+    lines: list[Json] = field(default_factory=list)
     # The turn that the environment is answering, and the limit that cut it, if one did.
     turn: Completion | None = None
     cut_by: EpisodeEnd | None = None
@@ -181,9 +215,10 @@ class EpisodeEngine:
     def poll(self, deadline_s: float) -> Responses:
         """See RolloutEngine."""
         end = monotonic() + deadline_s
-        while not self._finished and (self._waiting or self._alive):
+        while self._goes_on():
             self._admit()
-            if not self._work(max(0.0, end - monotonic())) and monotonic() >= end:
+            worked = self._work(max(0.0, end - monotonic()))
+            if not worked and monotonic() >= end and self._goes_on():
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for an episode: {len(self._working)} environments "
                     f"are at work, {len(self._alive)} episodes are alive, {len(self._waiting)} "
@@ -203,15 +238,20 @@ class EpisodeEngine:
         alive = [episode for id, episode in self._alive.items() if id in wanted]
         self._engine.abort(list(self._sampling & wanted))
         self._sampling -= wanted
-        for episode in alive:
-            episode.wanted = False
-            del self._alive[episode.request.id]
-            # Where its environment is at work, its answer ends the process.
-            if episode not in self._working.values() and episode.process is not None:
-                episode.process.end()
+        self._let_go(alive)
         for episode in (*stopped, *alive):
             finished.append(Finished(episode.request, self._completion(episode, "abort", None)))
         return finished
+
+    def _let_go(self, episodes: Sequence[Episode]) -> None:
+        """Forget episodes that have begun, and end their processes."""
+        at_work = set(self._working.values())
+        for episode in episodes:
+            episode.wanted = False
+            del self._alive[episode.request.id]
+            # Where its environment is at work, its answer ends the process.
+            if episode not in at_work and episode.process is not None:
+                episode.process.end()
 
     def metrics(self) -> Metrics:
         """See RolloutEngine; and how many episodes ended in which way, after how many turns."""
@@ -237,7 +277,12 @@ class EpisodeEngine:
         while self._waiting and len(self._alive) < self._limits.alive:
             episode = self._waiting.popleft()
             self._alive[episode.request.id] = episode
-            self._working[self._threads.submit(self._begin, episode)] = episode
+            self._ask(episode)
+
+    def _ask(self, episode: Episode) -> None:
+        """Have the environment begin, or answer the last turn."""
+        answer = self._threads.submit(self._answer if episode.played else self._begin, episode)
+        self._working[answer] = episode
 
     def _begin(self, episode: Episode) -> Opening:
         patience = Patience(lambda: not episode.wanted)
@@ -245,6 +290,16 @@ class EpisodeEngine:
         episode.process = self._pool.open(patience)
         request = episode.request
         return episode.process.reset(request.prompt, request.group_seed, patience)
+
+    def _answer(self, episode: Episode) -> Step:
+        process = required(episode.process, "the process of an episode")
+        asked = episode.played[-1].asked
+        patience = Patience(lambda: not episode.wanted)
+        return process.step(asked.text, patience, last=asked.last, actions=asked.actions)
+
+    def _goes_on(self) -> bool:
+        """True while there may be more work before `poll` returns."""
+        return not self._finished and bool(self._waiting or self._alive)
 
     def _work(self, limit_s: float) -> bool:
         """Let the engine sample, or wait for environments, for `limit_s` seconds at most.
@@ -258,7 +313,7 @@ class EpisodeEngine:
         if answered or not self._sampling or (self._working and not self._limits.overlap):
             return bool(answered)
         try:
-            turns = self._engine.poll(min(limit_s, SLICE_S) if self._working else limit_s)
+            turns = self._next_turns(min(limit_s, SLICE_S) if self._working else limit_s)
         except DeadlineError:
             return False
         for finished in turns:
@@ -266,6 +321,10 @@ class EpisodeEngine:
             self._check(finished)
             self._take_turn(self._alive[finished.request.id], finished.completion)
         return bool(turns)
+
+    def _next_turns(self, limit_s: float) -> Responses:
+        """Let the engine sample until turns end."""
+        return self._engine.poll(limit_s)
 
     def _answers(self, limit_s: float) -> list[Future[Any]]:
         """The environments that have answered, once there is nothing better to do than to wait.
@@ -287,15 +346,20 @@ class EpisodeEngine:
             return
         try:
             answer = future.result()
+            over = None
             if isinstance(answer, Opening):
                 self._open(episode, answer)
             else:
-                self._take_step(episode, answer)
+                over = self._take_step(episode, answer)
         except LostEpisode as error:
-            self._end(episode, error.end, str(error))
+            over = Ending(error.end, str(error))
         # The environment says what the template cannot write.
         except (TemplateError, RecursionError) as error:
-            self._end(episode, "environment_error", str(error))
+            over = Ending("environment_error", str(error))
+        if over is None:
+            self._sample_turn(episode)
+        else:
+            self._end(episode, *over)
 
     def _open(self, episode: Episode, opening: Opening) -> None:
         """The environment has begun: what it says is what the first turn reads."""
@@ -317,7 +381,6 @@ class EpisodeEngine:
             found = f"its opening has {len(episode.tokens)} tokens"
             reason = f"{found}, and the model's context is {context}"
             raise LostEpisode("environment_error", reason)
-        self._sample_turn(episode)
 
     def _names(self, messages: Sequence[Message]) -> list[Message]:
         """Return the environment's messages, with the names of their images.
@@ -336,20 +399,23 @@ class EpisodeEngine:
         return sum(map(len, texts_of(said))) > most
 
     def _sample_turn(self, episode: Episode) -> None:
+        self._engine.submit([self._turn_request(episode)])
+        self._sampling.add(episode.request.id)
+
+    def _turn_request(self, episode: Episode) -> Request:
+        """The request for the next turn, which reads all that is there."""
         request = episode.request
         turn = len(episode.turns)
         left = min(request.sampling.max_tokens, self._limits.max_tokens - episode.sampled)
         room = self._limits.context - len(episode.tokens)
         episode.cut_by = "max_tokens" if left <= room else "context"
         seed = request.seed if turn == 0 else stable_seed("turn", request.seed, turn)
-        turn_request = replace(
+        return replace(
             request,
             prompt=replace(request.prompt, token_ids=tuple(episode.tokens), images=episode.images),
             sampling=replace(request.sampling, max_tokens=min(left, room)),
             seed=seed,
         )
-        self._engine.submit([turn_request])
-        self._sampling.add(request.id)
 
     def _check(self, finished: Finished) -> None:
         """Refuse a turn whose tokens do not agree with how it ended.
@@ -371,6 +437,12 @@ class EpisodeEngine:
 
     def _take_turn(self, episode: Episode, turn: Completion) -> None:
         """The policy has written a turn: its environment answers."""
+        self._write(episode, turn)
+        self._ask(episode)
+
+    def _write(self, episode: Episode, turn: Completion) -> None:
+        """Append a turn, and note what its environment is asked."""
+        sampled = turn
         context = tuple(episode.tokens)
         for segment in turn.segments:
             own = context if episode.begins_row else None
@@ -389,18 +461,14 @@ class EpisodeEngine:
                 self._counted[UNDECODED] += not head.decodes(turn.token_ids)
             turn = replace(turn, text=head.text(actions))
         episode.turn = turn
-        process = episode.process
-        assert process is not None
-        patience = Patience(lambda: not episode.wanted)
         limits = self._limits
         used = episode.sampled + self._fewest > limits.max_tokens
         spent = used or len(episode.turns) + 1 >= limits.max_turns
         last = spent or (turn.finish_reason == "length" and not self._open_turns)
-        answer = self._threads.submit(process.step, turn.text, patience, last=last, actions=actions)
-        self._working[answer] = episode
+        episode.played.append(Played(sampled, Asked(turn.text, actions, last), None))
 
-    def _take_step(self, episode: Episode, step: Step) -> None:
-        """The environment has answered: the episode goes on, or ends."""
+    def _take_step(self, episode: Episode, step: Step) -> Ending | None:
+        """The environment has answered: the episode goes on, or has ended in the way returned."""
         turn = episode.turn
         assert turn is not None
         if step.executed is not None:
@@ -412,15 +480,14 @@ class EpisodeEngine:
         messages = tuple(self._names(step.messages))  # pyright: ignore
         said = Turn(text=turn.text, messages=messages, reward=step.reward, reason=step.reason)
         episode.turns.append(said)
+        episode.played[-1] = episode.played[-1]._replace(step=replace(step, messages=messages))
         if turn.finish_reason == "length" and not self._open_turns:
             # There is no stop token, so the answer has no place.
-            self._end(episode, episode.cut_by or "max_tokens", step.reason)
-            return
+            return Ending(episode.cut_by or "max_tokens", step.reason)
         if step.terminated:
             named = step.reason in TERMINATED
-            self._end(episode, step.reason if named else "completed", step.reason)  # pyright: ignore
-            return
-        self._go_on(episode, step, messages)
+            return Ending(step.reason if named else "completed", step.reason)  # pyright: ignore
+        return self._go_on(episode, step, messages)
 
     def _forget_undone(self, episode: Episode, executed: int) -> None:
         """Take the actions of the last turn that were not done out of what is trained on.
@@ -440,29 +507,28 @@ class EpisodeEngine:
         del episode.tokens[len(episode.tokens) - undone :]
         episode.sampled -= undone
 
-    def _go_on(self, episode: Episode, step: Step, messages: Sequence[ChatMessage]) -> None:
-        """Append the answer, and sample the next turn unless a limit is reached."""
+    def _go_on(
+        self, episode: Episode, step: Step, messages: Sequence[ChatMessage]
+    ) -> Ending | None:
+        """Append the answer, for the next turn to read; the ending if a limit is reached."""
         if self._too_long(messages):
-            self._end(episode, self._limit(episode, step) or "context", step.reason)
-            return
+            return Ending(self._limit(episode, step) or "context", step.reason)
         reading = self._next_reading(episode, step, messages)
         if reading is None:
             # It ended with a token after which the template puts nothing.
-            self._end(episode, "completed", step.reason)
-            return
+            return Ending("completed", step.reason)
         there = 0 if reading.new else len(episode.tokens)
         fits = there + len(reading.token_ids) + self._fewest <= self._limits.context
         if fits:
             self._read(episode, reading)
         end = self._limit(episode, step) or (None if fits else "context")
-        if end is not None:
-            if episode.begins_row:
-                # What the next turn would read, for the value of what is cut off.
-                end_of_all = _read_segment(episode, (), episode.images, tuple(episode.tokens))
-                episode.segments.append(end_of_all)
-            self._end(episode, end, step.reason)
-            return
-        self._sample_turn(episode)
+        if end is None:
+            return None
+        if episode.begins_row:
+            # What the next turn would read, for the value of what is cut off.
+            end_of_all = _read_segment(episode, (), episode.images, tuple(episode.tokens))
+            episode.segments.append(end_of_all)
+        return Ending(end, step.reason)
 
     def _next_reading(
         self, episode: Episode, step: Step, messages: Sequence[ChatMessage]

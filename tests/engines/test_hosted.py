@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def crash(engine: Any) -> None:
 class Sleepy(LocalSampler):
     """Answers no poll."""
 
-    def poll(self, deadline_s: float) -> Any:
+    def poll(self, deadline_s: float, until: float = inf) -> Any:
         time.sleep(3600)
 
 
@@ -76,7 +77,7 @@ def sleepy() -> LocalSampler:
 class Stubborn(LocalSampler):
     """Does not get over a request: its process ends."""
 
-    def poll(self, deadline_s: float) -> Any:
+    def poll(self, deadline_s: float, until: float = inf) -> Any:
         os._exit(3)
 
 

@@ -6,119 +6,37 @@ in flight goes on to the bytes of the run that was not cut.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from oxrl.engines.sample import Responses
-from oxrl.engines.sample.cached import CachedSampler, VisionSampler
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.sample.sampler import ModuleSampler, generate
+from oxrl.engines.sample.sampler import generate
 from oxrl.errors import DeadlineError, EngineError
-from oxrl.models.load import load_policy
-from oxrl.models.vision_network import freeze
-from oxrl.types import Request, Requests, Sampling, TokenRun
-from support.samplers import END, TOKENIZER, lively, make_requests, trainer_logprobs
-from support.toy_columns import TOYS, expected_columns
+from oxrl.types import Sampling, TokenRun
+from support.parked import (
+    OTHER,
+    TINY_VISION,
+    Kind,
+    go_on,
+    in_flight_of,
+    new_engine,
+    rest,
+    run_to,
+    text,
+    through_json,
+    tiny,
+    vision,
+)
+from support.samplers import TOKENIZER, make_requests, trainer_logprobs
+from support.toy_columns import TOYS
 from support.vision_families import write_family
-from support.vision_runs import asked, config, parts_of, write_rows
+from support.vision_runs import write_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TINY = "builtin:tiny"
-# The delivery of other weights, before which a run is cut.
-OTHER = 1
-Weights = Mapping[str, Tensor]
-
-
-@dataclass
-class Kind:
-    """A sampler: how a new one is built, what it is asked for, and the weights of each version."""
-
-    build: Callable[[], Any]
-    requests: Requests
-    weights: Callable[[int], Weights]
-
-    @property
-    def named(self) -> dict[str, Request]:
-        return {request.id: request for request in self.requests}
-
-    def deliver(self, engine: Any, version: int) -> None:
-        engine.update_weights([list(self.weights(version).items())], version)
-
-
-@cache
-def tiny() -> PreTrainedModel:
-    return lively(TINY)
-
-
-@cache
-def tiny_weights(version: int) -> Weights:
-    return {name: p.detach() for name, p in lively(TINY, version).named_parameters()}
-
-
-def mixed_requests(*, columns: bool) -> list[Request]:
-    """Prompts of several lengths: rows that stop, that are greedy or restricted, and that continue
-    what was begun before.
-    """
-    stops = (END, *range(20, 60))
-    made = [
-        *make_requests(2, 2, prefix="stops ", max_tokens=9, temperature=1.5, stop_token_ids=stops),
-        *make_requests(2, 1, prefix="greedy ", words=2, max_tokens=4, temperature=0.0),
-        *make_requests(1, 2, prefix="limited ", words=2, max_tokens=7, top_k=9, top_p=0.9),
-        *make_requests(2, 2, prefix="long ", max_tokens=11, stop_token_ids=()),
-    ]
-    return [
-        begun(request, 3, columns=columns) if n % 3 == 0 else request
-        for n, request in enumerate(made)
-    ]
-
-
-def begun(request: Request, count: int, *, columns: bool) -> Request:
-    """A request of which some tokens were sampled by weights before all others."""
-    first = len(request.prompt.token_ids)
-    prefix = TokenRun(
-        token_ids=tuple(range(200, 200 + count)),
-        logprobs=tuple(-0.1 * at for at in range(count)),
-        versions=(-3,) * count,
-        columns=expected_columns(request, first, count) if columns else {},
-    )
-    return replace(request, prefix=prefix)
-
-
-def vision(folder: Path, name: str, *, still: bool) -> Kind:
-    """A model that reads images; whether its tower is never trained."""
-    cfg = config(folder, name)
-    requests = [
-        *asked(cfg, samples=2, max_tokens=7, temperature=1.3),
-        *(replace(one, id=f"{one.id} greedy") for one in asked(cfg, samples=1, temperature=0.0)),
-    ]
-    requests[2] = begun(requests[2], 2, columns=False)
-    policy: Any = load_policy(name)
-    if still:
-        freeze(policy, "vision+projector")
-
-    @cache
-    def weights(version: int) -> Weights:
-        generator = torch.Generator().manual_seed(version)
-        return {
-            name: p.detach() + 0.02 * torch.randn(p.shape, generator=generator)
-            for name, p in policy.named_parameters()
-        }
-
-    def build() -> ModuleSampler:
-        images = parts_of(cfg).images
-        return VisionSampler(deepcopy(policy), TOKENIZER, max_rows=4, images=images)
-
-    return Kind(build, requests, weights)
 
 
 @pytest.fixture(scope="module")
@@ -132,46 +50,12 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kind]:
         if sampler == "vision":
             model = TINY_VISION if how == "" else str(write_family(how, folder / how))
             return vision(folder, model, still=how == "")
-        columns = how == "columns"
-        recorded = TOYS if columns else {}
-        chosen = LocalSampler if sampler == "local" else CachedSampler
-
-        def build() -> ModuleSampler:
-            return chosen(deepcopy(tiny()), TOKENIZER, max_rows=5, recorded=recorded)
-
-        return Kind(build, mixed_requests(columns=columns), tiny_weights)
+        return text(sampler, columns=how == "columns")
 
     return made
 
 
-TINY_VISION = "builtin:tiny-vl"
 KINDS = ("local", "local columns", "cached", "cached columns", "vision", "vision qwen2_5_vl")
-
-
-def new_engine(kind: Kind) -> Any:
-    engine = kind.build()
-    kind.deliver(engine, 0)
-    return engine
-
-
-def run_to(engine: Any, round: int) -> Responses:
-    """Sample up to a round; what finished on the way."""
-    found: Responses = []
-    while engine.round < round and (some := engine.poll(60, round)):
-        found += some
-    return found
-
-
-def rest(engine: Any) -> Responses:
-    """Sample until nothing is left, in the order in which it finishes."""
-    found: Responses = []
-    while some := engine.poll(60):
-        found += some
-    return found
-
-
-def through_json(state: Any) -> Any:
-    return json.loads(json.dumps(state))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -188,7 +72,7 @@ def test_a_new_sampler_goes_on_from_every_round_to_the_same_bytes(
         state = engine.state()
         in_flight = len(kind.requests) - len(before)
         assert state["round"] == engine.round <= cut
-        assert sum(map(len, state["rows"])) + len(state["waiting"]) == in_flight
+        assert in_flight_of(state) == in_flight
         # One that is new, and at every third round one that has other rows in flight.
         if cut % 3:
             other = new_engine(kind)
@@ -205,21 +89,6 @@ def test_a_new_sampler_goes_on_from_every_round_to_the_same_bytes(
             break
         cut += 1
     assert cut > 10
-
-
-def go_on(engine: Any) -> list[Any]:
-    """All that a sampler does to its end: what finishes at which round, and what is in flight."""
-    found: list[Any] = []
-    while True:
-        finished = engine.poll(60, engine.round + 1)
-        found.append((engine.round, finished, engine.state()))
-        if not finished and not found[-1][2]["rows"]:
-            return found
-
-
-def finished_as(done: Responses) -> list[Any]:
-    """Ids and completions in the order of finishing."""
-    return [(item.request.id, item.completion) for item in done]
 
 
 @pytest.mark.parametrize("name", ["local", "cached"])

@@ -32,16 +32,16 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 345_000,
+    "the core": 361_350,
     "packages": 87_400,
     ".": 7_900,
     "assembly": 17_150,
     "checkpoint": 10_500,
     "cli": 5_900,
-    "commands": 13_300,
+    "commands": 15_450,
     "config": 28_350,
     "data": 32_450,
-    "engines": 60_050,
+    "engines": 61_550,
     "environments": 5_900,
     "functional": 28_300,
     "modelfiles": 6_400,
@@ -50,7 +50,7 @@ MOST_NODES = {
     "recipes": 24_550,
     "report": 3_950,
     "rewards": 14_900,
-    "rollouts": 16_750,
+    "rollouts": 19_800,
     "runs": 22_550,
     "tables": 8_100,
     "usercode": 12_200,
@@ -96,7 +96,7 @@ ITERATION_BRANCHES = 50
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 109
+MOST_INNER_IMPORTS = 111
 
 COLLECTIONS = {
     "Callable",

@@ -17,6 +17,7 @@ from oxrl.environments.pool import EnvironmentPool
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits
+from oxrl.rollouts.parked_episodes import ParkedEpisodes
 from support.scripted import END, Play
 
 
@@ -26,7 +27,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
     images: of a model that reads some. actions: that turns are.
 
-    reads, splits: as of `contexts_of`. template: instead of the tokenizer's own. words: that are
+    parks: whether they can be parked. reads, splits: as of `contexts_of`. template: instead of the tokenizer's own. words: that are
     tokens as well.
     """
     monkeypatch.chdir(tmp_path)
@@ -43,6 +44,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         words: Sequence[str] = (),
         images: ImageStore | None = None,
         actions: ActionHead | None = None,
+        parks: bool = False,
         **given: Any,
     ) -> EpisodeEngine:
         (tmp_path / "mine.py").write_text(source)
@@ -61,7 +63,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         contexts = contexts_of(encoder, reads, splits=splits)
         limited = EpisodeLimits(alive=alive, **limits)
         named: Any = list if images is None else images.adopted
-        engine = EpisodeEngine(sampler, pool, encoder, limited, contexts, named, actions=actions)
+        made = ParkedEpisodes if parks else EpisodeEngine
+        engine = made(sampler, pool, encoder, limited, contexts, named, actions=actions)
         engines.append(engine)
         return engine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from oxrl.engines.sample import Finished
 from oxrl.errors import CheckpointError, DeadlineError, EngineError, InvariantError, Stopped
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.rollouts.continuous import MEASURED, ContinuousRollouts
+from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.rounds import RoundRollouts
+from oxrl.rollouts.schedule import SCHEDULE, RecordedBatch, read_schedule, wrong_lines
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep, SyncRollouts
 from oxrl.runs.clock import Clock
 from oxrl.runs.waiting import no_stop
@@ -58,14 +61,18 @@ class MemoryEngine:
 
     Args:
         workers: that share the requests. haste: of chance, how far a poll gets; None: all the way.
+        sleeps: now and then, for a moment that chance decides.
     """
 
     version = -1
 
-    def __init__(self, workers: int = 1, haste: random.Random | None = None) -> None:
+    def __init__(
+        self, workers: int = 1, haste: random.Random | None = None, *, sleeps: bool = False
+    ) -> None:
         self.workers = [Worker(rows=3) for _ in range(workers)]
         self.requests: dict[str, Request] = {}
         self._haste = haste
+        self._sleeps = sleeps
 
     @property
     def round(self) -> int:
@@ -90,6 +97,8 @@ class MemoryEngine:
             if not able:
                 return []
             worker = able[0] if self._haste is None else self._haste.choice(able)
+            if self._sleeps and self._haste is not None:
+                time.sleep(self._haste.choice((0, 0, 0, 0, 0.0005)))
             finished = self._work(worker)
             if finished:
                 return finished
@@ -176,7 +185,9 @@ class CountingScorer:
         return found
 
 
-def parts_of(engine: MemoryEngine, *, rounds: int = 0, stop: Any = no_stop) -> RolloutParts:
+def parts_of(
+    engine: MemoryEngine, *, rounds: int = 0, stop: Any = no_stop, deadline_s: float = 60
+) -> RolloutParts:
     return RolloutParts(
         sampler=engine,  # pyright: ignore
         delivery=Delivered(engine),
@@ -191,7 +202,7 @@ def parts_of(engine: MemoryEngine, *, rounds: int = 0, stop: Any = no_stop) -> R
         clock=Clock(),
         prompts_per_step=PROMPTS,
         stop=stop,
-        deadline_s=60,
+        deadline_s=deadline_s,
         max_error_rate=1.0,
         choice=TeachingGroups(rounds) if rounds else None,
     )
@@ -229,6 +240,20 @@ def check_books(source: ContinuousRollouts, engine: MemoryEngine, handed: list[i
     ]
     assert sum(map(len, states)) == len(set().union(*states))
     assert set().union(*states) == set(range(books.end))
+
+
+def free_source(
+    parts: RolloutParts, *, ahead: int, updates: int = 1, steps: int, folder: Path
+) -> FreeRollouts:
+    return FreeRollouts(
+        parts,
+        parts.sampler,  # pyright: ignore
+        ahead=ahead,
+        updates=updates,
+        rollout_steps=steps,
+        background=True,
+        path=folder / SCHEDULE,
+    )
 
 
 def played(
@@ -416,3 +441,147 @@ def test_a_checkpoint_of_waves_is_refused(tmp_path: Path) -> None:
     (tmp_path / "samples.json").write_text(json.dumps({"batches": [], "completions": {}}))
     with pytest.raises(CheckpointError, match="of an earlier oxRL, which sampled ahead in waves"):
         source_of(parts_of(MemoryEngine()), ahead=2, steps=5).load(tmp_path)
+
+
+def drawn(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of what a step handed over, the draws and which of them are trained on."""
+    start, end, next_draw, groups, _, ids, _ = found
+    return start, end, next_draw, groups, ids
+
+
+def played_by_the_clock(
+    seed: int, folder: Path, *, ahead: int, updates: int, workers: int, rounds: int, steps: int
+) -> list[Any]:
+    """A run of the free source, its bound and its books looked at after every step."""
+    chance = random.Random(f"clock {seed}")
+    engine = MemoryEngine(workers, chance, sleeps=True)
+    parts = parts_of(engine, rounds=rounds)
+    source = free_source(parts, ahead=ahead, updates=updates, steps=steps, folder=folder)
+    found: list[Any] = []
+    handed: list[int] = []
+    batches: list[RecordedBatch] = []
+    draw = 0
+    for at in range(steps):
+        step = source.next(draw, step=at * updates)
+        for one in step.rollouts:
+            versions = one.completion.segments[0].versions
+            assert len(versions) == length(f"{one.group_id}/{one.sample}")
+            assert list(versions) == sorted(versions)
+            assert 0 <= at * updates - versions[0] <= ahead * updates
+        batches.append(RecordedBatch(step.step, draw, step.next_draw))
+        draw = step.next_draw
+        new = sorted({one.group_id for one in step.rollouts if one.group_id < draw})
+        assert new == list(range(step.start, draw))
+        handed += new
+        time.sleep(chance.choice((0, 0, 0.001)))  # while it trains
+        source._join(no_stop)  # pyright: ignore
+        check_books(source, engine, handed)
+        found.append(told(step))
+    source.close()
+    assert handed == list(range(draw))
+    assert list(wrong_lines(read_schedule(folder / SCHEDULE), batches)) == []
+    return found
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_by_the_clock_the_same_draws_are_handed_over_under_the_same_bound(
+    part: int, tmp_path: Path
+) -> None:
+    chance = random.Random(f"clock {part}")
+    for seed in range(110):
+        kind = {
+            "ahead": chance.randint(1, 8),
+            "updates": chance.randint(1, 4),
+            "workers": chance.randint(1, 3),
+            "rounds": chance.choice((0, 3)),
+            "steps": chance.randint(2, 9),
+        }
+        logical = played(seed, **kind, hurry=False)
+        free = played_by_the_clock(seed, tmp_path, **kind)
+        assert [drawn(one) for one in free] == [drawn(one) for one in logical], kind
+
+
+def test_a_free_run_that_stops_goes_on_with_its_books_and_its_schedule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a signal that is seen while a batch is waited for, and between two batches."""
+    steps = 8
+    expected = played(0, ahead=3, updates=2, workers=2, rounds=3, steps=steps, hurry=False)
+    stopping = False
+
+    def begun() -> tuple[MemoryEngine, FreeRollouts]:
+        engine = MemoryEngine(2, random.Random("haste"), sleeps=True)
+        parts = parts_of(engine, rounds=3, stop=lambda: stopping)
+        return engine, free_source(parts, ahead=3, updates=2, steps=steps, folder=tmp_path)
+
+    engine, source = begun()
+    deliver = Delivered.deliver
+    batches: list[RecordedBatch] = []
+    draw = 0
+    for at in range(steps):
+        if at in (1, 4):
+            source._join(no_stop)  # pyright: ignore
+
+            def signalled(self: Delivered, version: int) -> None:
+                nonlocal stopping
+                deliver(self, version)
+                stopping = True
+
+            Delivered.deliver = signalled
+            with pytest.raises(Stopped):
+                source.next(draw, step=2 * at)
+            Delivered.deliver = deliver
+            stopping = False
+        if at in (1, 3, 4):
+            checkpoint = tmp_path / f"{at}"
+            checkpoint.mkdir()
+            source.save(checkpoint)
+            # What a kill leaves behind the checkpoint.
+            with (tmp_path / SCHEDULE).open("ab") as file:
+                file.write(b'{"weights": 9, "wor')
+            source.close()
+            engine, source = begun()
+            source.load(checkpoint)
+            assert "the resumed run is another one" in caplog.text
+        found = source.next(draw, step=2 * at)
+        assert drawn(told(found)) == drawn(expected[at]), at
+        batches.append(RecordedBatch(2 * at, draw, found.next_draw))
+        draw = found.next_draw
+        if at == 5:
+            source.lend(2 * at)
+            assert engine.requests == {}
+    source.close()
+    assert list(wrong_lines(read_schedule(tmp_path / SCHEDULE), batches)) == []
+
+
+def test_a_checkpoint_without_a_place_in_the_schedule_is_refused(tmp_path: Path) -> None:
+    source = free_source(parts_of(MemoryEngine()), ahead=2, steps=5, folder=tmp_path)
+    source.next(0, step=0)
+    source.save(tmp_path)
+    source.close()
+    for content in ("{}", "[", '{"bytes": 3}'):
+        (tmp_path / "schedule.json").write_text(content)
+        again = free_source(parts_of(MemoryEngine()), ahead=2, steps=5, folder=tmp_path)
+        with pytest.raises(CheckpointError, match=r"schedule.json does not say"):
+            again.load(tmp_path)
+        again.close()
+
+
+class StuckEngine(MemoryEngine):
+    """One whose rounds never end."""
+
+    def poll(self, deadline_s: float, until: float = inf) -> list[Finished]:
+        if until == 0:
+            return []
+        time.sleep(min(deadline_s, 0.01))
+        raise DeadlineError("it takes long")
+
+
+def test_a_wait_for_responses_ends_and_names_them(tmp_path: Path) -> None:
+    for source in (
+        source_of(parts_of(StuckEngine(), deadline_s=0.1), ahead=1, steps=3),
+        free_source(parts_of(StuckEngine(), deadline_s=0.1), ahead=1, steps=3, folder=tmp_path),
+    ):
+        with pytest.raises(DeadlineError, match=r"a sampled response, of \['0/0', '0/1'.* in all"):
+            source.next(0, step=0)
+        source.close()

@@ -152,10 +152,10 @@ def test_rounds_that_are_found_out_are_noted_and_repeat_the_run(
 @pytest.mark.parametrize(
     ("pace", "rounds"),
     [
-        (Pace(rounds=20, sampling_s=2.0, training_s=[9.0, 3.0]), 30),
-        (Pace(rounds=20, sampling_s=2.0, training_s=[0.01, 0.02]), 1),
-        (Pace(rounds=20, sampling_s=2.0), 1),
-        (Pace(training_s=[1.0]), 1),
+        (Pace(print, rounds=20, sampling_s=2.0, training_s=[9.0, 3.0]), 30),
+        (Pace(print, rounds=20, sampling_s=2.0, training_s=[0.01, 0.02]), 1),
+        (Pace(print, rounds=20, sampling_s=2.0), 1),
+        (Pace(print, training_s=[1.0]), 1),
     ],
 )
 def test_a_batch_trains_for_as_many_rounds_as_pass_meanwhile(pace: Pace, rounds: int) -> None:

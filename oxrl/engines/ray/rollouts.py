@@ -53,6 +53,7 @@ class RayRollouts(RolloutWorkers):
     """Rollout workers in a cluster, to which training ranks may send weights by themselves."""
 
     noun = "rollout actor"
+    setting = "inference_engine.actors"
     actor = RolloutActor
 
     def finish_each(self, begun: Sequence[Any], what: str) -> tuple[list[Any], str]:

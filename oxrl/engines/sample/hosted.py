@@ -8,7 +8,7 @@ Weights lie in memory that has no name, and is gone with this process.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from math import inf
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save
 
 from oxrl.engines.sample.host import ERRORS
-from oxrl.engines.sample.workers import EngineActor, Laid, abort_answers
+from oxrl.engines.sample.workers import Answer, EngineActor, Laid, abort_answers
 from oxrl.engines.train import Buckets
 from oxrl.errors import EngineError, LostActorError, Stopped
 from oxrl.runs.waiting import Patience
@@ -87,9 +87,10 @@ class HostProcess:
         if "error" in reply:
             raise ERRORS[reply["error"]](reply["text"])
         answer = reply["value"]
-        if name == "poll" or abort_answers in inputs:
-            return [(id, completion_of(fields)) for id, fields in answer]
-        return answer
+        if name == "poll":
+            answers, round = answer
+            return _completed(answers), round
+        return _completed(answer) if abort_answers in inputs else answer
 
     def end(self) -> None:
         """Kill the process and all that it started; calls that wait for an answer are cancelled."""
@@ -97,6 +98,11 @@ class HostProcess:
         self.calls.shutdown(cancel_futures=True)
         self._worker.end()
         self._printed.finish()
+
+
+def _completed(answers: Iterable[Any]) -> list[Answer]:
+    """Return what was sampled, from JSON."""
+    return [(id, completion_of(fields)) for id, fields in answers]
 
 
 class ThisMachine:

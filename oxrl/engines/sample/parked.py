@@ -150,6 +150,37 @@ def parked_of(
     Raises:
         EngineError: it is no state of such a sampler with these requests.
     """
+    own = requests_in(state, requests)
+    count = sum(map(len, state["rows"]))
+    if count > most:
+        raise EngineError(
+            f"the state of a sampler has {count} rows, and this one decodes {most} at the "
+            "same time: set inference_engine.max_rows to what it was"
+        )
+    columns = {name: recording.column for name, recording in recorded.items()}
+    rows: list[ParkedRows] = []
+    for lane in state["rows"]:
+        sampled = [_run_of(line, columns) for line in lane]
+        rows.append(ParkedRows([own[line["id"]] for line in lane], sampled))
+    return Parked(rows, [own[id] for id in state["waiting"]], state["round"])
+
+
+def requests_in(state: Json, requests: Mapping[str, Request]) -> dict[str, Request]:
+    """Return the requests that the state of one sampler has, by id: rows first, in their order.
+
+    Args:
+        state: as `state_of` returned it, or as JSON brought it back.
+        requests: by their ids; further ones are ignored.
+
+    Raises:
+        EngineError: it has others, or is the state of several samplers.
+    """
+    if "rows" not in state:
+        count = len(state.get("workers", []))
+        raise EngineError(
+            f"the state is that of {count} samplers in processes of their own, and this one is in "
+            f"none: set inference_engine.processes or inference_engine.actors to {count}"
+        )
     lines = [line for lane in state["rows"] for line in lane]
     ids = [*(line["id"] for line in lines), *state["waiting"]]
     unknown = [id for id in ids if id not in requests]
@@ -158,17 +189,7 @@ def parked_of(
             f"the state of a sampler has {len(unknown)} requests that it is not restored with, "
             f"such as {unknown[0]!r}"
         )
-    if len(lines) > most:
-        raise EngineError(
-            f"the state of a sampler has {len(lines)} rows, and this one decodes {most} at the "
-            "same time: set inference_engine.max_rows to what it was"
-        )
-    columns = {name: recording.column for name, recording in recorded.items()}
-    rows: list[ParkedRows] = []
-    for lane in state["rows"]:
-        sampled = [_run_of(line, columns) for line in lane]
-        rows.append(ParkedRows([requests[line["id"]] for line in lane], sampled))
-    return Parked(rows, [requests[id] for id in state["waiting"]], state["round"])
+    return {id: requests[id] for id in ids}
 
 
 def _run_of(line: Json, columns: Columns) -> TokenRun:

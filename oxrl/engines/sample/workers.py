@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, groupby
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
@@ -25,11 +28,13 @@ from oxrl.engines.sample import (
     ShownImages,
     TokenRows,
 )
+from oxrl.engines.sample.parked import ParkingEngine, requests_in
 from oxrl.engines.train import Bucket, Buckets, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
 from oxrl.runs.waiting import waiting_for
 from oxrl.tables.watch import Deadline, Deadlines, Phase
 from oxrl.types import Completion, Metrics, Request, Requests
+from oxrl.usercode.messages import Json
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -50,6 +55,8 @@ Place = Any
 Weights = Callable[[], list[Reference]]
 # What an actor has sampled: the id of a request, and its completion.
 Answer = tuple[str, Completion]
+# What it answers to a poll: what it has sampled, and its engine's round.
+Polled = tuple[list[Answer], int]
 # What `RolloutEngine.logprobs` is asked.
 Scored = tuple[TokenRows, float, ShownImages]
 
@@ -77,17 +84,19 @@ class EngineActor:
     def build(self, directory: str, build: BuildEngine) -> int:
         """Make the engine, where the driver's relative paths mean the same; its weight version."""
         self.enter(directory)
-        self._engine = build()
+        self._engine = cast(ParkingEngine, build())
         return self._engine.version
 
     def call(self, function: Calling, *inputs: Any) -> Any:
         return call_on(self._engine, function, inputs)
 
-    def poll(self, seconds: float) -> list[Answer]:
+    def poll(self, seconds: float, until: float) -> Polled:
+        engine = self._engine
         try:
-            return _answers(self._engine.poll(seconds))
+            answers = _answers(engine.poll(seconds, until))
         except DeadlineError:
-            return []  # still sampling; how long is too long is for the caller to say
+            answers = []  # still sampling; how long is too long is for the caller to say
+        return answers, engine.round
 
     def update_weights(self, references: Sequence[Reference], version: int) -> Fingerprints:
         return self._engine.update_weights(map(self.fetch, references), version)
@@ -138,6 +147,20 @@ class Processes(Protocol):
         ...
 
 
+@dataclass
+class Boundary:
+    """A worker between two rounds, and all that it was asked since then: whoever takes its place is
+    asked for the same, and comes to the same.
+
+    state: of its engine. requests: those that the state has, and those that were given since.
+    since: the worker's round, and what it was given then; None: its counters were taken.
+    """
+
+    state: Json
+    requests: dict[str, Request]
+    since: list[tuple[int, Requests | None]] = field(default_factory=list)
+
+
 class RolloutWorker:
     """An actor as the driver sees it: its requests in flight, and the poll that it is working on.
 
@@ -150,6 +173,10 @@ class RolloutWorker:
         self._group = group
         self.place = place
         self.in_flight: dict[str, Request] = {}
+        # Of its engine, when it answered last.
+        self.round = 0
+        # None: nobody asked for a state, or its place cannot be taken from there any more.
+        self.boundary: Boundary | None = None
         self.start()
 
     def start(self) -> None:
@@ -164,7 +191,7 @@ class RolloutWorker:
         return self.result(self._loading, "load its model", "load")
 
     def call(
-        self, function: Callable[Concatenate[RolloutEngine, P], R], *inputs: P.args, **_: P.kwargs
+        self, function: Callable[Concatenate[ParkingEngine, P], R], *inputs: P.args, **_: P.kwargs
     ) -> R:
         """Call a method of the actor's engine, or a function of it, with positional inputs."""
         phase = "sync" if function.__name__ in OF_SYNC else "rollout"
@@ -177,11 +204,47 @@ class RolloutWorker:
         with waiting_for(asked.rstrip(","), deadline):
             return self._group.cluster.result_of(reference, asked, deadline)
 
-    def start_poll(self, seconds: float) -> None:
+    def start_poll(self, seconds: float, until: float) -> None:
         """Have the actor sample, unless it still does."""
         if self.polling is None:
-            self.polling = self.actor.poll.remote(seconds)
+            self.polling = self.actor.poll.remote(seconds, until)
             self.polling_since = monotonic()
+
+    def note(self, given: Requests | None) -> None:
+        """Note what the actor was given, or that its counters were taken, since the boundary."""
+        if self.polling is not None:
+            self.boundary = None  # nobody knows at which round that was
+        if self.boundary is not None:
+            self.boundary.requests.update((one.id, one) for one in given or ())
+            self.boundary.since.append((self.round, given))
+
+    def samples_until(self, round: float) -> bool:
+        """Whether the actor has something to sample before a round, or has not said what it did."""
+        return bool(self.in_flight) and (self.polling is not None or self.round < round)
+
+    def settle(self) -> None:
+        """Wait for what the actor is sampling, and drop it."""
+        if self.polling is not None:
+            with suppress(LostActorError):  # whoever calls it next is told
+                self.result(self.polling, "poll", "rollout")
+            self.polling = None
+
+    def forget_older_weights(self) -> None:
+        """Forget the boundary if rounds may have passed since: other weights are to come."""
+        boundary = self.boundary
+        if boundary and (self.polling is not None or boundary.state["round"] != self.round):
+            self.boundary = None
+
+    def sample_again(self, start: int, until: int) -> None:
+        """Have a new actor sample, between two rounds, what the one before it has answered."""
+        before = -1
+        answers: list[Answer] = []
+        # A poll passes a round at least, unless nothing is left.
+        while start < until and (answers or start > before):
+            before = start
+            polled = self.actor.poll.remote(POLL_S, until)
+            answers, start = self.result(polled, "poll", "rollout")
+        self.call(set_round, until)
 
     @property
     def version(self) -> int:
@@ -200,11 +263,13 @@ class RolloutWorker:
 
 
 class RolloutWorkers:
-    """RolloutEngine over several processes: rollout workers behind one interface.
+    """ParkingEngine over several processes: rollout workers behind one interface.
 
     An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that
-    it holds them, and samples again what the old one had in flight. A request that loses a second
-    actor ends the run.
+    it holds them, and samples again what the old one had in flight. Where the caller asks for the
+    state before it delivers weights, what was sampled by then is kept, and the new actor goes on
+    from there through the same rounds, to the same responses. A request that loses a second actor
+    ends the run.
 
     Args:
         cluster: what starts actors.
@@ -220,8 +285,9 @@ class RolloutWorkers:
             none.
     """
 
-    # What a worker is called in messages, and what it serves.
+    # What a worker is called in messages, where their number is set, and what one serves.
     noun = "sampling process"
+    setting = "inference_engine.processes"
     actor = EngineActor
 
     def __init__(
@@ -246,6 +312,8 @@ class RolloutWorkers:
         self._retried: set[str] = set()
         self._asleep = False
         self._replaced = 0
+        # Requests that were given to a new actor, and the number of its worker.
+        self._retries: list[tuple[str, int]] = []
         # Where replacements find the last weights.
         self._weights: Weights = list
         self._fingerprints: Fingerprints = {}
@@ -258,6 +326,19 @@ class RolloutWorkers:
     def version(self) -> int:
         return self._version
 
+    @property
+    def round(self) -> int:
+        """See ParkingEngine: the least of the workers that have something to sample."""
+        busy = [worker.round for worker in self.workers if worker.in_flight]
+        return min(busy, default=max(worker.round for worker in self.workers))
+
+    @round.setter
+    def round(self, value: int) -> None:
+        for worker in self.workers:
+            if worker.round != value:
+                self.call(worker, set_round, value)
+                worker.round = value
+
     def submit(self, requests: Requests) -> None:
         """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
         in_flight = {id for worker in self.workers for id in worker.in_flight}
@@ -269,6 +350,7 @@ class RolloutWorkers:
             samples = list(group)
             worker = min(self.workers, key=_tokens_in_flight)
             self._submit_to(worker, samples, self.call)
+            worker.note(samples)
             worker.in_flight.update((request.id, request) for request in samples)
 
     def _submit_to(self, worker: RolloutWorker, requests: Requests, call: Calling) -> None:
@@ -277,18 +359,71 @@ class RolloutWorkers:
             call(worker, RolloutEngine.submit, requests)
             return
         contents = self.images.contents(_shown_by(requests))
-        kept = _shown_by([*worker.in_flight.values(), *requests])
-        call(worker, submit_with_images, requests, contents, kept)
+        known = list(worker.in_flight.values())
+        if worker.boundary is not None:  # what was answered since may be sampled again
+            known += worker.boundary.requests.values()
+        call(worker, submit_with_images, requests, contents, _shown_by([*known, *requests]))
 
-    def poll(self, deadline_s: float) -> Responses:
+    def state(self) -> Json:
+        """See ParkingEngine: the state of each worker's engine, and what has lost an actor so far.
+
+        Until weights are delivered after further rounds, or something is aborted, a lost actor's
+        place is taken from here.
+        """
+        for worker in self.workers:
+            if worker.polling is not None:
+                raise EngineError(
+                    f"{worker.name} is still sampling: poll until its round is reached before the "
+                    "state is asked for"
+                )
+        states = [self.call(worker, ParkingEngine.state) for worker in self.workers]
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.boundary = Boundary(state, dict(worker.in_flight))
+        return {"workers": states, "retried": sorted(self._retried)}
+
+    def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
+        """See ParkingEngine.
+
+        Raises:
+            EngineError: also where the state is that of another number of workers. Workers before
+                one that refuses its part are restored already.
+        """
+        states: list[Json] = state.get("workers", [])
+        if len(states) != len(self.workers):
+            raise EngineError(
+                f"the state is that of {len(states)} {self.noun}s, and there are "
+                f"{len(self.workers)}: set {self.setting} to {len(states)}"
+            )
+        parts = [requests_in(own, requests) for own in states]
+        self._set_asleep(False)
+        for worker, own, held in zip(self.workers, states, parts, strict=True):
+            worker.settle()
+            self._restore_to(worker, own, held, self.call)
+            worker.in_flight = held
+            worker.round = own["round"]
+            worker.boundary = Boundary(own, dict(held))
+        self._retried = set(state["retried"])
+
+    def _restore_to(
+        self, worker: RolloutWorker, state: Json, requests: dict[str, Request], call: Calling
+    ) -> None:
+        """Restore a worker's engine, which is given the images that the requests show."""
+        if self.images is None:
+            call(worker, ParkingEngine.restore, state, requests)
+            return
+        names = _shown_by(requests.values())
+        call(worker, restore_with_images, state, requests, self.images.contents(names))
+
+    def poll(self, deadline_s: float, until: float = inf) -> Responses:
+        """See ParkingEngine. What an earlier call began is waited for, whatever `until` is."""
         end = monotonic() + deadline_s
         finished: Responses = []
         while not finished:
-            busy = [worker for worker in self.workers if worker.in_flight]
+            busy = [worker for worker in self.workers if worker.samples_until(until)]
             if not busy:
                 break
             for worker in busy:
-                worker.start_poll(min(POLL_S, deadline_s))
+                worker.start_poll(min(POLL_S, deadline_s), until)
             ready = self._wait([worker.polling for worker in busy])
             for worker in busy:
                 silent_s = monotonic() - worker.polling_since
@@ -322,7 +457,7 @@ class RolloutWorkers:
         polled = worker.polling
         worker.polling = None
         try:
-            answers: list[Answer] = worker.result(polled, "poll", "rollout")
+            answers, worker.round = worker.result(polled, "poll", "rollout")
         except LostActorError as lost:
             self._replace(worker, lost)
             return []
@@ -345,6 +480,7 @@ class RolloutWorkers:
             wanted = [id for id in ids if id in worker.in_flight]
             if wanted:
                 aborted += self._taken(worker, self.call(worker, abort_answers, wanted))
+                worker.boundary = None
         self._sleep_if_idle()
         return aborted
 
@@ -367,6 +503,8 @@ class RolloutWorkers:
         self._held = {}
         self._probe = None
         self._version = version
+        for worker in self.workers:
+            worker.forget_older_weights()
 
     def load(self, weights: Weights) -> Fingerprints:
         """Have every actor load weights that were laid out, after `begin_update`."""
@@ -455,6 +593,8 @@ class RolloutWorkers:
     def metrics(self) -> Metrics:
         """See RolloutEngine: counts and rates are summed over actors, means averaged."""
         parts = [self.call(worker, RolloutEngine.metrics) for worker in self.workers]
+        for worker in self.workers:
+            worker.note(None)
         merged: Metrics = {}
         for name in parts[0]:
             merged[name] = sum(part[name] for part in parts)
@@ -463,6 +603,14 @@ class RolloutWorkers:
         merged["rollout/replaced_actors"] = float(self._replaced)
         self._replaced = 0
         return merged
+
+    def taken_retries(self) -> list[tuple[str, int]]:
+        """Requests that were given to a new actor since the last call, each with the number of its
+        worker.
+        """
+        taken = self._retries
+        self._retries = []
+        return taken
 
     def sleep(self) -> None:
         self._set_asleep(True)
@@ -496,7 +644,7 @@ class RolloutWorkers:
     def call(
         self,
         worker: RolloutWorker,
-        function: Callable[Concatenate[RolloutEngine, P], R],
+        function: Callable[Concatenate[ParkingEngine, P], R],
         *inputs: P.args,
         **_: P.kwargs,
     ) -> R:
@@ -525,19 +673,41 @@ class RolloutWorkers:
         if references:
             update = worker.actor.update_weights.remote(references, self._version)
             self._prove(worker, worker.result(update, "update_weights", "sync"))
-        if worker.in_flight:
-            self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
-            self._retried |= worker.in_flight.keys()
+        again = self._take_place(worker)
+        self._retried |= worker.in_flight.keys()
+        self._retries += [(id, self.workers.index(worker)) for id in worker.in_flight]
         if self._asleep:
             worker.call(RolloutEngine.sleep)
         self._replaced += 1
         log.warning(
-            "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
+            "%s; replaced within %.1f s, with weights of version %d; "
+            "%d requests are sampled again%s",
             lost,
             monotonic() - started,
             self._version,
             len(worker.in_flight),
+            again,
         )
+
+    def _take_place(self, worker: RolloutWorker) -> str:
+        """Give a new actor what the one before it had; from where on that is sampled again."""
+        boundary = worker.boundary
+        if boundary is None:
+            if worker.in_flight:
+                self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
+            worker.call(set_round, worker.round)
+            return ""
+        self._restore_to(worker, boundary.state, boundary.requests, RolloutWorker.call)
+        at: int = boundary.state["round"]
+        for round, given in boundary.since:
+            worker.sample_again(at, round)
+            at = round
+            if given is None:
+                worker.call(RolloutEngine.metrics)
+            else:
+                self._submit_to(worker, given, RolloutWorker.call)
+        worker.sample_again(at, worker.round)
+        return f", from round {boundary.state['round']} on"
 
 
 def _tokens_in_flight(worker: RolloutWorker) -> int:
@@ -558,6 +728,22 @@ def submit_with_images(
     """In an actor: take images over, and the requests that show them."""
     _images_of(engine).hold_only(contents, kept)
     engine.submit(requests)
+
+
+def restore_with_images(
+    engine: ParkingEngine,
+    state: Json,
+    requests: Mapping[str, Request],
+    contents: Mapping[str, bytes],
+) -> None:
+    """In an actor: take over the images of requests, and the state in which these are."""
+    _images_of(engine).hold_only(contents, list(contents))
+    engine.restore(state, requests)
+
+
+def set_round(engine: ParkingEngine, round: int) -> None:
+    """In an actor: whoever goes by rounds says which one it is."""
+    engine.round = round
 
 
 def score_with_images(
