@@ -130,6 +130,10 @@ class FreeRollouts(ContinuousRollouts):
 
     def _sample(self, over: Callable[[], bool], stop: StopAsked) -> None:
         """Sample until it is over, or until nothing is missing; then no poll is in flight."""
+        with self._waits.sampling():
+            self._poll_until(over, stop)
+
+    def _poll_until(self, over: Callable[[], bool], stop: StopAsked) -> None:
         patience = Patience(stop, self.parts.deadline_s)
         try:
             while (missing := self.books.missing) and not over():
