@@ -84,7 +84,14 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         dropped[reason] = int((keep & rows).sum())
         keep.logical_and_(~rows)
 
-    check_age(batch, rules.max_staleness, version=version)
+    # No source hands such tokens over.
+    age = (version - batch.versions).masked_fill(~batch.inputs.response_mask, 0)
+    oldest = int(age.max())
+    if oldest > rules.max_staleness:
+        raise InvariantError(
+            f"step {version} was given tokens that lag {oldest} weight versions behind it, and "
+            f"rollout.max_staleness is {rules.max_staleness}"
+        )
     drop("surplus", batch.group_ids >= step.next_draw)
     drop("uninformative", ~torch.isin(batch.group_ids, torch.tensor(step.groups)))
     drop("unscored", ~batch.valid)
@@ -98,29 +105,6 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         drop("alone", (same_group & keep[None, :]).sum(1) < 2)
     rows = keep.nonzero()[:, 0]
     return TrainableRows(batch=batch.select(rows), places=rows.tolist(), dropped=dropped)
-
-
-def check_age(batch: RolloutBatch, max_staleness: int, *, version: int) -> None:
-    """Refuse tokens that are older than a run allows: no source hands such rows over.
-
-    Args:
-        batch: what was sampled.
-        max_staleness: weight versions that a token may lag behind.
-        version: weight version of the update.
-
-    Raises:
-        InvariantError: a token is older.
-    """
-    age = (version - batch.versions).masked_fill(~batch.inputs.response_mask, 0)
-    too_old = (age > max_staleness).any(1)
-    if not too_old.any():
-        return
-    group = int(batch.group_ids[too_old][0])
-    raise InvariantError(
-        f"{int(too_old.sum())} of {len(batch)} rows are too old, such as one of draw {group}: its "
-        f"oldest token lags {int(age.max())} weight versions behind step {version}, and "
-        f"rollout.max_staleness is {max_staleness}"
-    )
 
 
 def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:

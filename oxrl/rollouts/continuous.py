@@ -108,7 +108,7 @@ class Pace:
 
     @property
     def seen(self) -> Json:
-        """What was found so far, for a checkpoint."""
+        """Return for a checkpoint how long the first batches took."""
         return {
             "rounds": self.rounds,
             "sampling_s": self.sampling_s,

@@ -90,7 +90,7 @@ DRIVER_NODES = 8_250
 DRIVER_BRANCHES = 71
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
-ITERATION_NODES = 5_300
+ITERATION_NODES = 5_350
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.

@@ -116,8 +116,8 @@ def test_a_row_that_is_too_old_ends_the_run() -> None:
     step = step_of(rollout(0, 0), rollout(0, 1), rollout(1, 0, version=3), rollout(1, 1))
     with pytest.raises(
         InvariantError,
-        match="1 of 4 rows are too old, such as one of draw 1: its oldest token lags 2 weight "
-        "versions behind step 5, and rollout.max_staleness is 1",
+        match="step 5 was given tokens that lag 2 weight versions behind it, and "
+        "rollout.max_staleness is 1",
     ):
         trainable_rows(step, RULES, version=5)
     assert trainable_rows(step, replace_rules(max_staleness=2), version=5).places == [0, 1, 2, 3]
