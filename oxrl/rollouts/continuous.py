@@ -260,7 +260,8 @@ class ContinuousRollouts:
         """Write what is in flight, with every token that was sampled."""
         self._join(no_stop)
         self._measure(trained=self._batch + 1)
-        self._count()
+        if self._parked is None:  # else an evaluation has the sampler, which is not counted
+            self._count()
         books = self.books
         surplus = [one for group in books.scored.values() for one in group]
         scored = RolloutStep(step=0, start=0, end=0)
