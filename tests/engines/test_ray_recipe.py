@@ -428,7 +428,7 @@ def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
 
 @pytest.mark.full
 @pytest.mark.parametrize("delivery", ["adapter", "merged"])
-def test_samples_that_actors_draw_ahead_end_under_the_adapter_that_they_began_with(
+def test_tokens_that_actors_draw_ahead_are_of_the_adapters_whose_versions_they_have(
     tmp_path: Path, delivery: str, learned: Learned
 ) -> None:
     from support.adapter_runs import AHEAD, KEPT, assert_sampled_by_their_versions

@@ -240,7 +240,7 @@ def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a
     learned("log10 of kl/ref_k3", math.log10(lines[-1]["kl/ref_k3"]), at_least=-4)
 
 
-def test_samples_drawn_ahead_end_under_the_adapter_that_they_began_with(
+def test_tokens_drawn_ahead_are_of_the_adapters_whose_versions_they_have(
     base: Path, learned: Learned
 ) -> None:
     cfg = config(base, "run", "sgrpo", run=KEPT, rollout=AHEAD)

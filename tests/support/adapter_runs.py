@@ -35,7 +35,7 @@ def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
     """How far what was noted of samples is from what policies say of them now, at most, in nats.
 
     Returns:
-        (version that the samples say began and ended them, version asked) -> distance.
+        (version that a token is said to be of, version asked) -> distance.
     """
     folder = run_directory / "checkpoints"
     policies: dict[int, Any] = {
@@ -55,19 +55,20 @@ def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
             said = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
             for rollout, row in zip(rollouts, said, strict=True):
                 (segment,) = rollout.completion.segments
-                (version,) = set(segment.versions)
                 own = row[len(rollout.prompt.token_ids) - 1 :][: len(segment.logprobs)]
-                off = (own - torch.tensor(segment.logprobs)).abs().max().item()
-                found[version, asked] = max(off, found.get((version, asked), 0.0))
+                off = (own - torch.tensor(segment.logprobs)).abs()
+                for version in set(segment.versions):
+                    of_it = off[torch.tensor(segment.versions) == version].max().item()
+                    found[version, asked] = max(of_it, found.get((version, asked), 0.0))
     return found
 
 
 def assert_sampled_by_their_versions(
     run_directory: Path, versions: set[int], learned: Learned
 ) -> None:
-    """Every sample ended under the policy that it began with, and under no other."""
+    """Every token was sampled by the policy whose version it has, and by no other."""
     found = distances_by_version(run_directory)
-    assert {version for version, _ in found} == versions
+    assert {version for version, _ in found} == versions, found
     own = [off for (version, asked), off in found.items() if version == asked]
     others = [off for (version, asked), off in found.items() if version != asked]
     assert max(own) < 1e-4, found
