@@ -440,7 +440,7 @@ def test_tokens_that_actors_draw_ahead_are_of_the_adapters_whose_versions_they_h
     sections |= {"lora": {"rank": 4, "delivery": delivery}, "rollout": AHEAD, "train": {"lr": 1e-2}}
     cfg = config(tmp_path, "run", "fsdp", actors=1, **sections)
     run(cfg)
-    assert_sampled_by_their_versions(cfg.run.directory, {0, 2}, learned)
+    assert_sampled_by_their_versions(cfg.run.directory, learned)
 
 
 def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to_resume_from(

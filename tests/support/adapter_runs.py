@@ -63,12 +63,10 @@ def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
     return found
 
 
-def assert_sampled_by_their_versions(
-    run_directory: Path, versions: set[int], learned: Learned
-) -> None:
+def assert_sampled_by_their_versions(run_directory: Path, learned: Learned) -> None:
     """Every token was sampled by the policy whose version it has, and by no other."""
     found = distances_by_version(run_directory)
-    assert {version for version, _ in found} == versions, found
+    assert len({version for version, _ in found}) > 1, "nothing was sampled ahead"
     own = [off for (version, asked), off in found.items() if version == asked]
     others = [off for (version, asked), off in found.items() if version != asked]
     assert max(own) < 1e-4, found
