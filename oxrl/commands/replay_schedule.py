@@ -29,7 +29,7 @@ from oxrl.commands.replay import (
     recorded_scores,
 )
 from oxrl.config import Config
-from oxrl.errors import RunDirectoryError, required
+from oxrl.errors import ConfigError, RunDirectoryError, required
 from oxrl.recipes.session import SessionOptions
 from oxrl.rollouts.replayed_schedule import ReplayedSchedule
 from oxrl.rollouts.schedule import (
@@ -132,6 +132,7 @@ def replay_schedule(
     Raises:
         RunDirectoryError: no such run, no schedule, no tokens, or a file that is not what a run
             writes; or an input of the run has changed.
+        ConfigError: nothing of it can be sampled again.
     """
     if tolerance is None:
         tolerance = TOLERANCE
@@ -161,6 +162,7 @@ def replay_schedule(
         return replayed
 
     with recorded_scores(directory) as unread, as_it_was(directory, unread) as (here, ranks):
+        _refuse_kept_caches(here)
         options = session_options(here)
         session = ScheduleSession(options, directory, last_step=last, tolerance=tolerance)
         with session, suppress(Replayed):
@@ -168,6 +170,20 @@ def replay_schedule(
             assembly.source = partial(source, here)
             train(assembly, session)
     return _all_findings(schedule, sources[0], session)
+
+
+def _refuse_kept_caches(cfg: Config) -> None:
+    """Refuse a run of which nothing can be sampled again.
+
+    Raises:
+        ConfigError: its sampler kept what older weights had computed.
+    """
+    if cfg.rollout.swap == "keep":
+        raise ConfigError(
+            "rollout.swap was keep: tokens were sampled from keys and values of several versions "
+            "of the weights, so none of them can sample these tokens again. Only runs with "
+            "rollout.swap=recompute are replayed"
+        )
 
 
 def recorded_steps(directory: Path) -> list[int]:

@@ -110,11 +110,13 @@ def tokens_read_again(state: Json, requests: Mapping[str, Request]) -> int:
         requests: by id.
 
     Returns:
-        All tokens but the last of every row; 0 of samplers that keep no rows in slots of their own.
+        All tokens but the last of every row; 0 of samplers that keep no rows in slots of their own,
+        or that keep what older weights computed.
     """
     found = 0
     for part in state.get("workers", [state]):
-        for line in (line for lane in part.get("rows", ()) for line in lane):
+        lanes = () if part.get("kept") else part.get("rows", ())
+        for line in (line for lane in lanes for line in lane):
             prompt = requests[line["id"]].prompt.token_ids
             found += len(prompt) + len(line["token_ids"]) - 1
     return found

@@ -560,35 +560,85 @@ def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: 
         VllmEngine(str(folder), VllmOptions(max_model_len=64, log_file=str(log_file)))
 
 
-def test_kept_caches_stay_with_the_requests_that_run_and_are_found_by_no_new_one(
+def test_kept_caches_stay_with_the_requests_that_run_and_are_found_by_no_other(
     tmp_path: Path, model: PreTrainedModel
 ) -> None:
-    """What `rollout.swap: keep` does at a delivery, and that nothing it samples then is proved."""
+    """What `rollout.swap: keep` does at a plain delivery, at a proved one, and at one that is proved
+    while the cache has no room for the probe: then even those that run are read again.
+    """
     other = lively(seed=1)
-    running = make_requests(2, 2, words=20, max_tokens=40, stop_token_ids=())
-    asked = make_requests(2, 2, words=20, prefix="new ", max_tokens=8, stop_token_ids=())
-    engine = _start(tmp_path, keep_cache=True)
-    try:
+    sampling: dict[str, Any] = {"words": 20, "stop_token_ids": ()}
+    running = make_requests(2, 2, max_tokens=40, **sampling)
+    # All have the prompts of those that run: some wait while the weights come.
+    waiting = make_requests(2, 2, prefix="waits ", max_tokens=8, **sampling)
+    after = make_requests(2, 2, prefix="after ", max_tokens=8, **sampling)
+    asked = [*running, *waiting, *after]
+    engine = _start(tmp_path, keep_cache=True, max_rows=len(running))
+
+    def sampled(deliver: Callable[[], object]) -> dict[str, Completion]:
         engine.update_weights(buckets(model.named_parameters()), 0)
-        engine.submit(running)
+        engine.submit([*running, *waiting])
         assert engine.poll(60, until=engine.round + 12) == []
-        engine.update_weights(buckets(other.named_parameters()), 1)
-        engine.submit(asked)
+        assert engine.state()["kept"]
+        engine.metrics()
+        deliver()
+        engine.submit(after)
         done: dict[str, Completion] = {}
-        while len(done) < len(running) + len(asked):
+        while len(done) < len(asked):
             done |= {item.request.id: item.completion for item in engine.poll(60)}
-        metrics = engine.metrics()
+        assert engine.metrics()["rollout/preemptions"] == 0
+        new = [done[request.id] for request in [*waiting, *after]]
+        assert {version for one in new for version in one.segments[0].versions} == {1}
+        scores = trainer_logprobs(other, [*waiting, *after], new, 1.0)
+        assert largest(new, scores) < 1e-3
+        versions = [done[request.id].segments[0].versions for request in running]
+        assert all({*each} == {0, 1} for each in versions)
+        return done
+
+    def off(done: Mapping[str, Completion]) -> float:
+        """How far the tokens that came after the delivery are from what the new weights alone give."""
+        found = [done[request.id] for request in running]
+        scores = trainer_logprobs(other, running, found, 1.0)
+        pairs = zip(found, scores, strict=True)
+        apart = [
+            abs(ours - theirs)
+            for one, row in pairs
+            for ours, theirs, version in zip(
+                one.segments[0].logprobs, row, one.segments[0].versions, strict=True
+            )
+            if version == 1
+        ]
+        return max(apart)
+
+    def proved() -> None:
+        _sync(engine, other, probe_every=1, probe_tokens=64).deliver(1)
+
+    def without_room() -> None:
+        engine._has_room_for = lambda rows: False
+        proved()
+        del engine._has_room_for
+
+    try:
+        plain, kept, again = map(
+            sampled,
+            (
+                lambda: engine.update_weights(buckets(other.named_parameters()), 1),
+                proved,
+                without_room,
+            ),
+        )
+        assert not engine._has_room_for([[0] * (1 << 20)])
     finally:
         engine.close()
-    assert metrics["rollout/preemptions"] == 0
-    new = [done[request.id] for request in asked]
-    assert {version for one in new for version in one.segments[0].versions} == {1}
-    assert largest(new, trainer_logprobs(other, asked, new, 1.0)) < 1e-3
-    kept = [done[request.id] for request in running]
-    assert {version for one in kept for version in one.segments[0].versions} == {0, 1}
     # No weights alone give these: keys and values of the older ones are among those they read.
-    assert largest(kept, trainer_logprobs(other, running, kept, 1.0)) > 0.01
-    assert largest(kept, trainer_logprobs(model, running, kept, 1.0)) > 0.01
+    assert off(plain) > 0.01 and off(kept) > 0.01
+    assert off(again) < 1e-3
+    assert {id: one.token_ids for id, one in kept.items()} == {
+        id: one.token_ids for id, one in plain.items()
+    }
+    for request in asked:
+        [one], [expected] = kept[request.id].segments, plain[request.id].segments
+        assert one.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_parked_requests_go_on_to_the_same_tokens(engine: Any, model: PreTrainedModel) -> None:

@@ -239,7 +239,7 @@ ELSEWHERE = {
     "train.kl_target": "the sign of a KL decides: tests/recipes/test_objective.py",
     "train.share_prefix": "what is computed twice: tests/engines/test_share_prefix.py",
     "rollout.schedule": "what it writes: tests/recipes/test_free_runs.py",
-    "rollout.swap": "what new requests find in a cache: tests/engines/test_vllm_parks.py",
+    "rollout.swap": "what new requests find in a cache: tests/engines/test_vllm_engine.py",
     "run.deterministic": "kernels of a GPU: tests/engines/test_determinism.py",
     "model.offload_activations": "where they wait: tests/engines/test_local_trainer.py",
     "run.first_checkpoint": "what a folder holds: tests/checkpoint/test_first_checkpoint.py",

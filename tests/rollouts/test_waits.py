@@ -69,6 +69,7 @@ def test_rows_in_slots_are_read_again_but_for_their_last_tokens() -> None:
     other = {"rows": [[{"id": "0/1", "token_ids": [9, 9, 9]}]], "waiting": [], "round": 3}
     assert tokens_read_again(one, requests) == 3
     assert tokens_read_again({"workers": [one, other]}, requests) == 8
+    assert tokens_read_again({"workers": [one, {**other, "kept": True}]}, requests) == 3
     assert tokens_read_again({"round": 3}, requests) == 0
 
 

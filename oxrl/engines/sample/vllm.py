@@ -105,8 +105,8 @@ class VllmOptions:
     adapter_scale: of the policy's adapter, which is all that is delivered; it is merged into the
         model's weights here, and a copy of these is kept on the CPU. None: every weight is
         delivered.
-    keep_cache: a delivery leaves running requests their keys and values of older weights, and new
-        requests never find those; nothing proves which weights a log-probability is of then.
+    keep_cache: a delivery leaves running requests their keys and values of older weights, and all
+        others never find those; nothing proves which weights a log-probability is of then.
     """
 
     log_file: str
@@ -195,6 +195,9 @@ class VllmEngine(Sampler):
         super().__init__(tokenizer, context=0)  # vLLM says below how long it is
         self._several = options.tensor_parallel > 1
         self._keep_cache = options.keep_cache
+        # Weights that were loaded so far, one after the other: also perturbed ones, and those of an
+        # attempt that failed.
+        self._loads = 0
         self._active: dict[str, _Active] = {}
         self._scored: dict[str, list[float]] = {}
         self._scoring = itertools.count()
@@ -300,7 +303,7 @@ class VllmEngine(Sampler):
             **parameters,
         )
         # A part of the hash of every block: what other weights computed is not found.
-        salt = {"cache_salt": f"weights {self._version}"} if self._keep_cache else {}
+        salt = {"cache_salt": f"load {self._loads}"} if self._keep_cache else {}
         prompt: Mapping[str, object] = {"prompt_token_ids": tokens, **salt}
         if images:
             if self.images is None:
@@ -351,7 +354,7 @@ class VllmEngine(Sampler):
         check_polled(self._finished)
         self._note_versions()
         rows = [{"id": name, **fields_of(known)} for name, known in self._sampled().items()]
-        return {"round": self.round, "rows": [rows], "waiting": []}
+        return {"round": self.round, "rows": [rows], "waiting": [], "kept": self._keep_cache}
 
     def restore(self, state: Json, requests: Mapping[str, Request]) -> None:
         """See ParkingEngine, but for the bytes: tokens and versions are those of the engine that
@@ -421,9 +424,8 @@ class VllmEngine(Sampler):
         finally:
             # Also after a failure, of vLLM or of whoever sends: it puts vLLM's model back together.
             reports = self._rpc("oxrl_finish_load")
-            if not self._keep_cache:
-                self._engine.reset_prefix_cache(reset_running_requests=True)
-                self._engine.engine_core.reset_encoder_cache()
+            self._loads += 1
+            self._forget_computed()
         received, unloaded = reports[0]
         if failure is not None and LINE_BROKE in str(failure):
             raise LineError(str(failure)) from failure
@@ -439,6 +441,15 @@ class VllmEngine(Sampler):
             raise WeightSyncError("vLLM's tensor-parallel workers received different weights")
         self._version = version
         return received
+
+    def _forget_computed(self) -> None:
+        """Drop what the weights before computed, but for what may be kept of it."""
+        if self._keep_cache:
+            # Those that wait have nothing to keep, and would look for entries of what is gone.
+            self._put_back(self._take_out(self._active.keys() - self._running()))
+            return
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.engine_core.reset_encoder_cache()
 
     def held(self) -> Fingerprints:
         """See RolloutEngine. On a CPU, packed weights are read through the layers that use them."""
@@ -461,25 +472,68 @@ class VllmEngine(Sampler):
     ) -> RowLogprobs:
         """See RolloutEngine. Rows must be at least one token shorter than the context.
 
-        What is being sampled is taken out of vLLM meanwhile, whose steps would else go on with it,
-        by weights that are perhaps those of a perturbed copy.
+        What is being sampled does not go on meanwhile, as it would in vLLM's steps, by weights that
+        are perhaps those of a perturbed copy.
         """
-        with self._nothing_sampled():
+        with self._nothing_sampled(rows):
             return self._scores(rows, temperature, shown)
 
     @contextmanager
-    def _nothing_sampled(self) -> Iterator[None]:
-        """Take every request out of vLLM, and put it in again in its place."""
+    def _nothing_sampled(self, rows: TokenRows) -> Iterator[None]:
+        """Take every request out of vLLM, and put it in again in its place, while rows are scored.
+
+        Where caches are kept, one that runs is only hidden from the scheduler: in its blocks are
+        keys and values that nothing could compute again. Where these leave the rows no room, it is
+        taken out as well, and read again by the weights that are loaded then.
+        """
         self._note_versions()
-        known = self._sampled()
-        asked = {name: active.asked for name, active in self._active.items()}
-        self._active.clear()
-        self._engine.abort_request(list(asked))
+        scheduler = self._scheduler
+        running = scheduler.running
+        kept = self._running() if self._keep_cache and self._has_room_for(rows) else set[str]()
+        out = self._take_out(self._active.keys() - kept)
+        hidden = self._active
+        self._active = {}
+        if kept:
+            scheduler.running = []
         try:
             yield
         finally:
-            for name, request in asked.items():
-                self._put(request, known[name])
+            if kept:
+                scheduler.running = running
+            self._active = hidden
+            self._put_back(out)
+
+    def _take_out(self, names: Collection[str]) -> list[tuple[Request, TokenRun]]:
+        """Take requests out of vLLM, in their order; each as it was asked, and what is known."""
+        taken: list[tuple[Request, TokenRun]] = []
+        for name in [name for name in self._active if name in names]:
+            known = _known(self._active[name], *_returned(self._state(name)))
+            taken.append((self._active.pop(name).asked, known))
+        self._engine.abort_request([asked.id for asked, _ in taken])
+        return taken
+
+    def _put_back(self, taken: Sequence[tuple[Request, TokenRun]]) -> None:
+        for asked, known in taken:
+            self._put(asked, known)
+
+    @property
+    def _scheduler(self) -> Any:
+        """vLLM's scheduler, which is in this process."""
+        return self._engine.engine_core.engine_core.scheduler
+
+    def _running(self) -> set[str]:
+        """Return the names of requests that have keys and values in vLLM."""
+        running = {request.request_id for request in self._scheduler.running}
+        own_names = self._engine.output_processor.external_req_ids
+        return {name for name in self._active if running.intersection(own_names[name])}
+
+    def _has_room_for(self, rows: TokenRows) -> bool:
+        """Return whether vLLM can read every row, one at a time, beside what runs."""
+        manager = self._scheduler.kv_cache_manager
+        block = self._engine.vllm_config.cache_config.block_size
+        blocks = max(map(len, rows), default=0) // block + 2
+        groups = len(manager.kv_cache_config.kv_cache_groups)
+        return manager.block_pool.get_num_free_blocks() >= blocks * groups
 
     def _scores(self, rows: TokenRows, temperature: float, shown: ShownImages) -> RowLogprobs:
         self._rpc("oxrl_set_score_temperature", temperature)
