@@ -16,6 +16,7 @@ from oxrl.checkpoint.model_files import save_model
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.errors import EngineError
 from oxrl.models.weights import buckets
 from oxrl.types import Completion, TokenRun
 from support.parked import by_id, in_flight_of, run_to, through_json
@@ -98,6 +99,9 @@ def test_an_idle_vllm_goes_on_from_a_round(engine: Any, cut: int) -> None:
     run_to(engine, engine.round + 2)
     deliver(engine, 0)
     engine.restore(through_json(state), named)
+    assert engine.state() == state
+    with pytest.raises(EngineError, match="1 requests that it is not restored with, such as"):
+        engine.restore(state, {one.id: one for one in asked[1:]})
     assert engine.state() == state
     deliver(engine, 1)
     check_alike(by_rounds(engine), expected)

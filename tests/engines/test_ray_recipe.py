@@ -337,18 +337,16 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     ours, theirs = one.run.directory, other.run.directory
     for step in range(1, 9):
         assert samples(ours, step) == samples(theirs, step)
-    for key in (
-        "reward/mean",
-        "data/staleness_max",
-        "samples/in_flight",
-        "update/loss",
-        "update/param_norm",
-    ):
-        assert [line[key] for line in metric_lines(ours)] == [
-            line[key] for line in metric_lines(theirs)
-        ], key
-    assert max(line["data/staleness_max"] for line in metric_lines(theirs)) == 3
-    assert max(line["rollout/replaced_actors"] for line in metric_lines(theirs)) == killed
+    lines = metric_lines(theirs)
+    expected = metric_lines(ours)
+    for key in ("reward/mean", "data/staleness_max", "samples/in_flight"):
+        assert [line[key] for line in lines] == [line[key] for line in expected], key
+    for key in ("update/loss", "update/param_norm"):
+        # Weights of truncate come from log-probabilities, which shapes of batches round.
+        for line, before in zip(lines, expected, strict=True):
+            assert line[key] == pytest.approx(before[key], rel=1e-4, abs=1e-7), key
+    assert max(line["data/staleness_max"] for line in lines) == 3
+    assert max(line["rollout/replaced_actors"] for line in lines) == killed
 
 
 class Killer:

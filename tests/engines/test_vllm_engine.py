@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -639,44 +638,6 @@ def test_kept_caches_stay_with_the_requests_that_run_and_are_found_by_no_other(
     for request in asked:
         [one], [expected] = kept[request.id].segments, plain[request.id].segments
         assert one.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-
-
-def test_parked_requests_go_on_to_the_same_tokens(engine: Any, model: PreTrainedModel) -> None:
-    """Of two versions, also in an engine that has done something else meanwhile."""
-    other = lively(seed=1)
-    requests = make_requests(3, 2, max_tokens=30, stop_token_ids=())
-
-    def begun() -> dict[str, Any]:
-        engine.update_weights(buckets(model.named_parameters()), 0)
-        engine.submit(requests)
-        assert engine.poll(60, until=engine.round + 9) == []
-        return json.loads(json.dumps(engine.state()))
-
-    def ended() -> list[Completion]:
-        engine.update_weights(buckets(other.named_parameters()), 1)
-        done: dict[str, Completion] = {}
-        while len(done) < len(requests):
-            done |= {item.request.id: item.completion for item in engine.poll(60)}
-        return [done[request.id] for request in requests]
-
-    begun()
-    whole = ended()
-    state = begun()
-    assert engine.abort([request.id for request in requests])
-    generate(engine, make_requests(1, prefix="between "), deadline_s=60)
-    engine.restore(state, {request.id: request for request in requests})
-    assert engine.round == state["round"]
-    again = json.loads(json.dumps(engine.state()))
-    for before, after in zip(state["rows"][0], again["rows"][0], strict=True):
-        assert before == {name: after[name] for name in before}
-    found = ended()
-    assert [one.token_ids for one in found] == [one.token_ids for one in whole]
-    versions = [one.segments[0].versions for one in found]
-    assert versions == [one.segments[0].versions for one in whole]
-    assert all({*each} == {0, 1} for each in versions)
-    assert largest(found, [one.segments[0].logprobs for one in whole]) < 1e-5
-    with pytest.raises(EngineError, match="that it is not restored with"):
-        engine.restore(state, {})
 
 
 def test_caches_of_images_are_not_kept(tmp_path: Path) -> None:
