@@ -74,13 +74,6 @@ NOT_EXECUTED = {
     ("docs/howto.md", "torchrun"): "several ranks: tests/engines/test_ranks.py",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",
-    (
-        "docs/run_directory.md",
-        '{"weights": 4',
-    ): "lines and what they mean: tests/rollouts/test_schedule.py",
-    ("docs/run_directory.md", "oxrl replay runs/my-run --schedule"): (
-        "a run that went by the clock: tests/commands/test_replay_schedule.py"
-    ),
     ("docs/run_directory.md", "reference: none"): "a picture: tests/runs/test_console.py",
     ("docs/run_directory.md", '{"weights": 4'): "a listing: tests/rollouts/test_schedule.py",
     (
