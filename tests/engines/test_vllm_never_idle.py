@@ -5,6 +5,8 @@ is installed (`make test-scale`).
 
 from __future__ import annotations
 
+import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from oxrl.commands.replay_schedule import replay_schedule
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError
+from oxrl.rollouts.continuous import ContinuousRollouts
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.types import Segment
 from support.killed_runs import killed_until_done
+from support.sampling_processes import parent_of
 from support.small_runs import metric_lines, model_that_stops, rl_config
 
 pytestmark = [
@@ -64,16 +68,54 @@ def sampled(cfg: Config) -> list[Segment]:
     return segments
 
 
-def test_a_killed_logical_run_samples_the_tokens_of_one_that_was_not(tmp_path: Path) -> None:
-    whole, killed = (config(tmp_path, name, rounds=4) for name in ("whole", "killed"))
-    run(whole)
-    assert len(killed_until_done(killed, kills=1, seed=2)) == 1
-    for ours, theirs in zip(sampled(killed), sampled(whole), strict=True):
-        assert (ours.token_ids, ours.versions) == (theirs.token_ids, theirs.versions)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-    lines = metric_lines(whole.run.directory)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A logical run that nothing happens to."""
+    cfg = config(tmp_path_factory.mktemp("logical"), "whole", rounds=4)
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
     assert 1 <= max(line["data/staleness_max"] for line in lines) <= 2
     assert sum(line["rollout/tokens_read_again"] for line in lines) > 0
+    return cfg
+
+
+def check_same_tokens(ours: Config, theirs: Config) -> None:
+    """Tokens and versions are equal, log-probabilities up to rounding."""
+    for one, other in zip(sampled(ours), sampled(theirs), strict=True):
+        assert (one.token_ids, one.versions) == (other.token_ids, other.versions)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_a_killed_logical_run_samples_the_tokens_of_one_that_was_not(
+    whole: Config, tmp_path: Path
+) -> None:
+    killed = config(tmp_path, "killed", rounds=4)
+    assert len(killed_until_done(killed, kills=1, seed=2)) == 1
+    check_same_tokens(killed, whole)
+
+
+def test_what_a_lost_vllm_had_is_sampled_again_from_the_last_boundary(
+    whole: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = ContinuousRollouts._begin
+    lost: list[int] = []
+
+    def beginning(source: ContinuousRollouts) -> None:
+        """The process dies as soon as something is sampled while a batch trains."""
+        engine: Any = source.parts.sampler
+        process, _ = engine.workers[0].call(parent_of)
+        begin(source)
+        if not lost and source._working is not None:
+            lost.append(process)
+            os.kill(process, signal.SIGKILL)
+
+    monkeypatch.setattr(ContinuousRollouts, "_begin", beginning)
+    hurt = config(tmp_path, "hurt", rounds=4)
+    run(hurt)
+    assert len(lost) == 1
+    lines = metric_lines(hurt.run.directory)
+    assert sum(line["rollout/replaced_actors"] for line in lines) == 1
+    check_same_tokens(hurt, whole)
 
 
 def test_a_free_run_is_replayed(tmp_path: Path) -> None:
