@@ -72,8 +72,13 @@ NOT_EXECUTED = {
         "needs vLLM: tests/engines/test_vllm_host_process.py"
     ),
     ("docs/howto.md", "torchrun"): "several ranks: tests/engines/test_ranks.py",
+    ("docs/never_idle.md", "oxrl train"): "tests/engines/test_sampling_processes.py runs such",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",
+    (
+        "docs/run_directory.md",
+        '{"weights": 4',
+    ): "with words beside: tests/rollouts/test_schedule.py",
     ("docs/run_directory.md", "reference: none"): "a picture: tests/runs/test_console.py",
     ("docs/run_directory.md", '{"weights": 4'): "a listing: tests/rollouts/test_schedule.py",
     (
@@ -86,6 +91,10 @@ NOT_EXECUTED = {
     ("docs/extend.md", "[project.entry-points"): "tests/test_plug_ins.py offers all of it",
     ("docs/reading_path.md", "recipes/rl.py"): "a list of files: tests/repository/test_house.py",
     ("docs/report.md", "oxrl report runs/my-run "): "a server: tests/report/test_report.py",
+    (
+        "docs/run_directory.md",
+        "oxrl replay runs/my-run --schedule",
+    ): "needs a run with a free schedule: tests/packages/test_schedule_replay.py",
     (
         "docs/run_directory.md",
         "oxrl train config.yaml train.lr",
