@@ -15,6 +15,7 @@ from oxrl.rollouts.free import FreeRollouts
 from oxrl.rollouts.schedule import SCHEDULE
 from oxrl.rollouts.sync import RolloutParts, RolloutSource
 from oxrl.runs.pins import Choice, note_choice
+from oxrl.tables.engines import KEPT_CACHES
 
 
 def sample_ahead(cfg: Config, parts: RolloutParts, say: Callable[[str], object]) -> RolloutSource:
@@ -78,4 +79,5 @@ def who_waits(cfg: Config, *, background: bool) -> str:
         waits = ""
     if not background:
         waits = "; one process samples, then trains: nothing overlaps"
-    return f"rollouts: {lag}; {trains}{waits}"
+    kept = f"; {KEPT_CACHES}" if cfg.rollout.swap == "keep" else ""
+    return f"rollouts: {lag}; {trains}{waits}{kept}"

@@ -14,6 +14,7 @@ from oxrl.errors import DataError, UnreachableError, counted
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import disk_needed, memory, on_cpu, sync_bytes
+from oxrl.tables.engines import KEPT_CACHES
 from oxrl.tables.watch import PHASES, Phase
 
 # Texts by their labels; an empty one is not shown.
@@ -66,6 +67,8 @@ def _rl_batch(cfg: Config) -> Lines:
             f"; {counted(cfg.ahead, 'batch', 'es')} ahead of training, a token lags at most "
             f"{counted(cfg.rollout.max_staleness, 'weight version')}"
         )
+    if cfg.rollout.swap == "keep":
+        lag += f"; {KEPT_CACHES}"
     return {
         "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",
         "update": f"{all_rows} in {share}, {passes} per rollout step",

@@ -16,6 +16,7 @@ from oxrl.redact import masked
 from oxrl.runs.checkpoints import is_run, list_checkpoints
 from oxrl.runs.files import CHAIN_FIELD, Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
+from oxrl.tables.engines import KEPT_CACHES
 
 # Digits that a curve shows.
 DIGITS = 6
@@ -42,6 +43,7 @@ def run_facts(directory: Path) -> Json:
         "starts": [start_row(start) for start in read_records(directory / "starts.jsonl")],
         "checkpoints": [step for step, _ in list_checkpoints(directory / "checkpoints")],
         "health": [verdict._asdict() for verdict in checks],
+        "notes": [KEPT_CACHES] if config.get("rollout.swap") == "keep" else [],
         "metrics": columns_of(lines),
     }
 

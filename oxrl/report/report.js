@@ -7,7 +7,7 @@ const MAIN = ["reward/mean", "eval/reward", "preference/accuracy", "reward_model
 const FIRST = ["reward/mean", "eval/reward", "update/loss", "eval/loss", "eval/accuracy", "update/grad_norm", "policy/entropy",
   "data/length_mean", "kl/ref_k3", "kl/old_k3", "mismatch/kl_k3", "update/clip_frac_high", "preference/accuracy",
   "preference/margin", "preference/displacement", "reward/zero_variance_groups", "data/truncated_frac", "update/lr", "throughput/tokens_per_s", "time/step_s"];
-const PLAIN = { "reward/mean": "reward", "eval/reward": "reward on held-out prompts", "policy/entropy": "entropy of the policy", "data/length_mean": "length of responses",
+const PLAIN = { "reward/mean": "reward", "eval/reward": "reward on held-out prompts", "policy/entropy": "entropy of the policy", "data/length_mean": "length of responses", "data/lag_<versions>_frac": "rows by their lag in versions", "time/trainer_wait_s": "who waits: the trainer", "time/samplers_wait_s": "who waits: the samplers",
   "update/grad_norm": "norm of the gradient", "update/loss": "loss", "eval/loss": "loss on held-out rows", "preference/accuracy": "pairs in the right order",
   "reward_model/accuracy": "pairs in the right order", "eval/accuracy": "accuracy on held-out rows", "preference/margin": "margin between chosen and rejected",
   "preference/displacement": "fall of the chosen ones", "kl/ref_k3": "distance from the reference", "kl/old_k3": "distance of one update", "mismatch/kl_k3": "sampler against trainer",
@@ -17,6 +17,7 @@ const UNITS = [[/tokens_per_s$/, "tokens per second"], [/^time\/|_s$/, "seconds"
   [/entropy|^kl\/|\/kl_|loss$|nll|logprobs?_|displacement|margin/, "nats"], [/reward/, "reward"]];
 const PHASES = { "time/step_s": "the whole step", "time/rollout_s": "sampling responses", "time/reward_s": "waiting for rewards", "time/logprobs_s": "forward passes before the update",
   "time/update_s": "update: gradients and optimizer", "time/eval_s": "evaluation", "time/checkpoint_s": "writing checkpoints", "time/sync_s": "handing weights to the sampler (inside sampling and evaluation)",
+  "time/trainer_wait_s": "training waits for samplers (inside sampling)", "time/samplers_wait_s": "samplers wait for training (beside the other phases)",
   "time/rows_s": "turning samples into rows", "time/samples_s": "writing samples, cutting minibatches", "time/record_s": "writing metrics, console", "time/setup_s": "start: models and workers" };
 // What a run came to is told by these, as far as it measured them: metric -> which value is best.
 const RESULTS = { "reward/mean": Math.max, "preference/accuracy": Math.max, "reward_model/accuracy": Math.max, "update/loss": Math.min,
@@ -179,8 +180,9 @@ const HIGH = 230, LOW = 175;
 function drawChart(box, chart, small = false) {
   const ink = getComputedStyle(document.body).color;
   const series = [{ label: "step" }], tables = [chart.steps], bands = [];
-  for (const { label, color, values, low, high, edges } of chart.lines) {
-    series.push({ label, stroke: color, width: 1.5, spanGaps: true, points: { show: chart.steps.length < 40 }, value: (_, value) => number(value) });
+  for (const { label, color, values, own, low, high, edges } of chart.lines) {
+    const bars = chart.stacked ? { fill: color, paths: uPlot.paths.bars({ size: [0.8] }), width: 0, points: { show: false }, value: (_, __, ___, at) => at === null ? "–" : number(own[at]) } : {};
+    series.push({ label, stroke: color, width: 1.5, spanGaps: true, points: { show: chart.steps.length < 40 }, value: (_, value) => number(value), ...bars });
     tables.push(values);
     for (const [edge, told] of low ? [[high, edges[0]], [low, edges[1]]] : []) {
       series.push({ label: told, stroke: color + "66", width: 1, spanGaps: true, points: { show: false }, value: (_, value) => number(value) });
@@ -193,7 +195,7 @@ function drawChart(box, chart, small = false) {
   const values = { ...axis, label: unitOf(chart.name), size: 60, values: (_, ticks, __, ___, apart) => ticks.map((tick) => tick === null ? "" : tickLabel(tick, chart.log ? null : apart)) };
   box.title = chart.name;
   const options = { width: widthOf(box), height: small ? LOW : HIGH, title: small ? PLAIN[chart.name] || chart.name : titleOf(chart.name), legend: { show: !small }, cursor: { sync: { key: "step" }, drag: { x: true, y: false } }, bands,
-    scales: { x: { time: false }, y: chart.log ? { distr: 3 } : { range: heightOf } }, axes: [steps, values], series };
+    scales: { x: chart.stacked ? { time: false, range: (_, first, last) => [first - 0.5, last + 0.5] } : { time: false }, y: chart.log ? { distr: 3 } : { range: chart.stacked ? fromZero : heightOf } }, axes: [steps, values], series };
   charts.push(new uPlot(options, tables, box));
   box.append(make("div", { class: "files" }, make("button", { onclick: () => save(chart, "csv", csvOf(chart)) }, "CSV"), make("button", { onclick: () => save(chart, "svg", svgOf(chart)) }, "SVG")));
   document.documentElement.dataset.charts = charts.length;
@@ -207,7 +209,7 @@ function save(chart, kind, text) {
 }
 function csvOf(chart) {
   const cell = (value) => value === null ? "" : typeof value === "number" ? String(Number(value.toPrecision(10))) : /[",\r\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
-  const columns = chart.lines.flatMap(({ label, values, low, high, edges }) => low ? [[label, values], [`${label}, ${edges[1]}`, low], [`${label}, ${edges[0]}`, high]] : [[label, values]]);
+  const columns = chart.lines.flatMap(({ label, values, own, low, high, edges }) => own ? [[label, own]] : low ? [[label, values], [`${label}, ${edges[1]}`, low], [`${label}, ${edges[0]}`, high]] : [[label, values]]);
   const rows = chart.steps.map((step, index) => [step, ...columns.map(([, values]) => values[index])]);
   return [["step", ...columns.map(([label]) => label)], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
@@ -223,7 +225,7 @@ function svgOf(chart) {
   const safe = (text) => String(text).replace(/[^\t\n\r\x20-\ud7ff\ue000-\ufffd]/g, "\ufffd").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const scaled = (value) => value === null ? null : chart.log ? Math.log10(value) : value;
   const all = chart.lines.flatMap(({ values, low, high }) => [...values, ...(low || []), ...(high || [])]).filter((value) => value !== null).map(scaled);
-  let [least, most] = heightOf(null, all.length ? Math.min(...all) : null, all.length ? Math.max(...all) : null);
+  let [least, most] = (chart.stacked ? fromZero : heightOf)(null, all.length ? Math.min(...all) : null, all.length ? Math.max(...all) : null);
   const first = chart.steps[0] ?? 0, last = Math.max(first + 1, chart.steps[chart.steps.length - 1] ?? 1);
   const x = (step) => L + (W - L - R) * (step - first) / (last - first), y = (value) => T + (H - T - B) * (1 - (scaled(value) - least) / (most - least));
   const points = (values) => values.map((value, index) => value === null ? "" : `${x(chart.steps[index]).toFixed(1)},${y(value).toFixed(1)}`).filter((point) => point);
@@ -237,7 +239,9 @@ function svgOf(chart) {
   for (const step of marks(first, last).filter(Number.isInteger)) parts.push(text(x(step).toFixed(1), H - B + 16, step, 'text-anchor="middle"'));
   chart.lines.forEach(({ label, color, values, low, high }, place) => {
     if (low) parts.push(`<polygon points="${[...points(high), ...points(low).reverse()].join(" ")}" fill="${color}" fill-opacity="0.15"/>`);
-    parts.push(`<polyline points="${points(values).join(" ")}" fill="none" stroke="${color}" stroke-width="1.5"/>`);
+    const wide = Math.max(1, (W - L - R) / (last - first) * 0.8), foot = T + H - T - B;
+    if (chart.stacked) values.forEach((value, index) => { if (value) parts.push(`<rect x="${(x(chart.steps[index]) - wide / 2).toFixed(1)}" y="${y(value).toFixed(1)}" width="${wide.toFixed(1)}" height="${(foot - y(value)).toFixed(1)}" fill="${color}"/>`); });
+    else parts.push(`<polyline points="${points(values).join(" ")}" fill="none" stroke="${color}" stroke-width="1.5"/>`);
     if (chart.lines.length > 1) parts.push(text(L, H - B + 50 + 16 * place, `● ${label}`, `fill="${color}"`));
   });
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${W} ${H}" width="${W}" height="${H}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>${parts.join("")}</svg>\n`;
@@ -249,6 +253,7 @@ function heightOf(_, least, most) {
   const room = Math.abs(least) / 10;
   return least === 0 ? [0, 1] : [least - room, most + room];
 }
+function fromZero(_, __, most) { return [0, most || 1]; }
 // As many digits as tell a mark of the axis from the next one, of which some are 2.5 apart.
 function tickLabel(value, apart) {
   if (value === 0 || !apart) return number(value, 3);
@@ -336,8 +341,23 @@ function health(data) {
   });
   return make("section", { id: "health-section" }, open, make("details", {}, make("summary", { id: "health", class: open.length ? "warning" : "ok" }, "Health: ", open.length ? `${counted("warning")} of ${measured} checks warn` : calmly), make("div", { class: "scroll" }, table)));
 }
+// Bars per step of a run that samples while it trains, each part on top of those before: of [name, [[label, values], ...]].
+function stacksOf(run) {
+  const of = (name) => run.metrics[name] || [], lags = Object.keys(run.metrics).map((name) => [name, /^data\/lag_(\d+)_frac$/.exec(name)]).filter(([, found]) => found);
+  lags.sort((one, other) => one[1][1] - other[1][1]);
+  const stacks = lags.length ? [["data/lag_<versions>_frac", lags.map(([name, found]) => [`lag ${found[1]}`, of(name)])]] : [];
+  for (const name of ["time/trainer_wait_s", "time/samplers_wait_s"].filter((name) => of(name).some((value) => value !== null))) {
+    const busy = of("time/step_s").map((value, place) => Math.max(0, (value || 0) - (of(name)[place] || 0)));
+    stacks.push([name, [["waits", of(name)], ["busy", busy]]]);
+  }
+  return stacks.map(([name, parts]) => {
+    const sums = run.metrics.step.map(() => 0);
+    const lines = parts.map(([label, values], place) => ({ label, color: COLORS[place % COLORS.length], own: sums.map((_, at) => values[at] || 0), values: sums.map((_, at) => { sums[at] += values[at] || 0; return sums[at]; }) }));
+    return { name, steps: run.metrics.step, lines: lines.reverse(), stacked: true }; // the highest is drawn first, behind the others
+  });
+}
 function phases(data) {
-  const section = make("section", {}, make("h2", { id: "phases" }, "Time per step"));
+  const section = make("section", {}, make("h2", { id: "phases" }, "Time per step")), later = [];
   data.runs.forEach((run) => {
     const table = make("table", {}, cells(["phase", "seconds, mean", "share of the step"], true));
     // A phase that was not in a step took no time in it.
@@ -348,9 +368,14 @@ function phases(data) {
       bar.style.width = `${Math.round(120 * Math.min(1, share || 0))}px`;
       table.append(make("tr", {}, make("td", {}, PHASES[name] || name, PHASES[name] ? make("div", { class: "quiet" }, name) : ""), make("td", { class: "number" }, number(mean, 3)), make("td", {}, bar, share === null ? "" : ` ${Math.round(100 * share)} %`)));
     }
-    section.append(data.runs.length > 1 ? make("h3", {}, run.name) : "", wide(table));
+    const grid = make("div", { class: "grid" }, stacksOf(run).map((stack) => {
+      const box = figureOf(stack.name);
+      later.push(() => drawChart(box, stack));
+      return box;
+    }));
+    section.append(data.runs.length > 1 ? make("h3", {}, run.name) : "", wide(table), grid);
   });
-  return section;
+  return [section, () => later.forEach((draw) => draw())];
 }
 // One prompt as it was answered early and late; two prompts where none came twice.
 async function beforeAndAfter(data) {
@@ -602,13 +627,15 @@ async function begin() {
   const follow = data.live ? control("follow", "follow (every 10 s)", make("input", { type: "checkbox" })) : null;
   main.append(make("h1", {}, data.runs.map((run) => run.name).join(", ")),
     make("nav", {}, ["health", "overview", "curves", "samples", "phases", "config", "environment", "starts"].map((name) => make("a", { href: "#", onclick: (event) => { event.preventDefault(); document.getElementById(name).scrollIntoView(); } }, { overview: "runs", phases: "time", config: "configuration" }[name] || name)), follow),
-    several ? runs : headline(data.runs[0]), health(data), ...shownFirst);
+    several ? runs : headline(data.runs[0]), ...data.runs.flatMap((run) => run.notes.map((note) => make("p", { class: "warned" }, several ? `${run.name}: ${note}` : note))), health(data), ...shownFirst);
   drawMain();
   main.append(await beforeAndAfter(data), several ? "" : runs, curveSection);
   draw();
-  main.append(await sampleBrowser(data), phases(data),
+  const [timeSection, drawTimes] = phases(data);
+  main.append(await sampleBrowser(data), timeSection,
     fields(data, "config", "Configuration", (names) => ["field", ...names, "default, where it is another"]),
     fields(data, "environment", "Environment", (names) => ["", ...names]), starts(data));
+  drawTimes();
   main.append(make("p", { class: "quiet" }, "Made by oxrl report. The charts are uPlot's (MIT licence, Leon Sorokin)."));
   document.title = `oxRL: ${data.runs.map((run) => run.name).join(", ")}`;
   if (follow) setInterval(() => { if (follow.firstElementChild.checked) location.reload(); }, 10000);

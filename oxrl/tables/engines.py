@@ -16,6 +16,11 @@ from typing import Literal
 Optimizer = Literal["adamw", "muon", "adamw_8bit"]
 # What the optimizer steps of weights in low precision: float32 copies, or the weights themselves.
 Masters = Literal["float32", "none"]
+# Of `rollout.swap: keep`, said wherever it is set.
+KEPT_CACHES = (
+    "responses in flight keep keys and values of older weights; no proof exists of which weights "
+    "their log-probabilities are (rollout.swap=keep)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

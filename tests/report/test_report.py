@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import math
@@ -25,6 +26,7 @@ from oxrl.report.live import LiveServer
 from oxrl.report.page import write_report
 from oxrl.report.samples import PIECE
 from oxrl.runs.files import read_records
+from oxrl.tables.engines import KEPT_CACHES
 from support.browser import needs_browser, opened, pieces
 from support.small_runs import preference_config, rl_config, sft_config
 
@@ -139,6 +141,87 @@ def test_a_browser_draws_the_curves(recorded: Path, tmp_path: Path) -> None:
     seen, dom = opened(file, "--window-size=1400,3000", fragment="metric=reward/m&log=true")
     assert int(seen["charts"]) >= 1 and "error" not in seen
     assert 'class="uplot' in dom
+
+
+@needs_browser
+def test_bars_of_a_step_stand_on_each_other(tmp_path: Path) -> None:
+    """Shares of lags, of which a step has some, and what was waited for out of the whole step."""
+    metrics = {
+        "step": [1, 2, 3],
+        "time/step_s": [4.0, 2.0, 1.0],
+        "time/trainer_wait_s": [1.0, 0.5, 0.0],
+        "time/samplers_wait_s": [0.0, 0.5, 3.0],  # of two steps, all in the line of the second
+        "data/lag_10_frac": [None, None, 0.25],
+        "data/lag_0_frac": [1.0, 0.25, None],
+        "data/lag_2_frac": [None, 0.75, 0.75],
+    }
+    script = (Path(oxrl.__file__).parent / "report" / "report.js").read_text()
+    functions, begins, _ = script.rpartition("begin()")
+    shown = f"document.documentElement.dataset.stacks = JSON.stringify(stacksOf({{metrics: {json.dumps(metrics)}}}));"
+    page = tmp_path / "bars.html"
+    page.write_text(f"<!doctype html><html><script>{functions}{shown}</script></html>")
+    stacks = json.loads(html.unescape(opened(page)[0]["stacks"]))
+    found = {
+        stack["name"]: {line["label"]: (line["own"], line["values"]) for line in stack["lines"]}
+        for stack in stacks
+    }
+    assert begins and found == {
+        "data/lag_<versions>_frac": {
+            "lag 10": ([0, 0, 0.25], [1, 1, 1]),
+            "lag 2": ([0, 0.75, 0.75], [1, 1, 0.75]),
+            "lag 0": ([1, 0.25, 0], [1, 0.25, 0]),
+        },
+        "time/trainer_wait_s": {
+            "busy": ([3, 1.5, 1], [4, 2, 1]),
+            "waits": ([1, 0.5, 0], [1, 0.5, 0]),
+        },
+        "time/samplers_wait_s": {
+            "busy": ([4, 1.5, 0], [4, 2, 3]),
+            "waits": ([0, 0.5, 3], [0, 0.5, 3]),
+        },
+    }
+    # The highest is drawn first, so that the others stand before it.
+    assert [line["label"] for line in stacks[0]["lines"]] == ["lag 10", "lag 2", "lag 0"]
+
+
+@pytest.fixture
+def lagging(recorded: Path, tmp_path: Path) -> Path:
+    """A run with a lag, whose sampler kept its caches."""
+    folder = tmp_path / "lagging"
+    shutil.copytree(recorded, folder, ignore=shutil.ignore_patterns("checkpoints", "report.html"))
+    config = (folder / "config.yaml").read_text()
+    assert "\nrollout:\n" in config
+    (folder / "config.yaml").write_text(
+        config.replace("\nrollout:\n", "\nrollout:\n  swap: keep\n")
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    waits = {"data/lag_1_frac": 1.0, "time/trainer_wait_s": 0.1, "time/samplers_wait_s": 0.1}
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line | waits) + "\n" for line in lines)
+    )
+    return folder
+
+
+def test_a_report_says_that_caches_were_kept(recorded: Path, lagging: Path) -> None:
+    page = write_report([recorded, lagging], lagging / "both.html").read_text()
+    plain, kept = pieces(page)["runs"]["runs"]
+    assert plain["notes"] == []
+    assert kept["notes"] == [KEPT_CACHES]
+    assert "no proof exists of which weights their log-probabilities are" in KEPT_CACHES
+
+
+@needs_browser
+def test_a_browser_draws_bars_of_a_run_with_a_lag_alone(recorded: Path, lagging: Path) -> None:
+    seen, dom = opened(write_report([lagging]))
+    assert seen["ready"] == "true" and "error" not in seen
+    assert KEPT_CACHES in dom
+    for name in ("data/lag_&lt;versions&gt;_frac", "time/trainer_wait_s", "time/samplers_wait_s"):
+        box = re.search(
+            rf'<figure data-name="{re.escape(name)}".*?</figure>', dom.split('id="phases"')[1]
+        )
+        assert box is not None and "<canvas" in box[0]
+    seen, dom = opened(write_report([recorded], lagging / "plain.html"))
+    assert "<figure" not in dom.split('id="phases"')[1] and KEPT_CACHES not in dom
 
 
 @pytest.mark.full

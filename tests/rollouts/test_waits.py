@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from oxrl.assembly.continuous_wiring import who_waits
+from oxrl.plan.plan import plan_text
 from oxrl.rollouts.waits import Waits, busy_metrics, lag_metrics, tokens_read_again
+from oxrl.tables.engines import KEPT_CACHES
 from oxrl.types import Completion, Prompt, Request, Rollout, Sampling, Score, Segment
+from support.small_runs import rl_config
 
 
 def rollout(group: int, versions: tuple[int, ...], score: Score | None = None) -> Rollout:
@@ -85,3 +90,19 @@ def test_who_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"time/trainer_wait_s": 3.0, "time/samplers_wait_s": 5.0}
     assert waits.counters() == expected
     assert waits.counters() == dict.fromkeys(expected, 0.0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_plan_and_console_say_what_is_unproved_of_kept_caches(kept: bool, tmp_path: Path) -> None:
+    sampler = {"name": "vllm", "processes": 1}
+    rollout = {
+        "max_tokens": 4,
+        "n_samples": 2,
+        "max_staleness": 1,
+        "force_strict_on_policy": False,
+        "schedule": "free",
+        "swap": "keep" if kept else "recompute",
+    }
+    cfg = rl_config(tmp_path, "run", rollout=rollout, inference_engine=sampler)
+    for said in (plan_text(cfg), who_waits(cfg, background=True)):
+        assert ("; " + KEPT_CACHES in said) == kept
