@@ -32,7 +32,7 @@ NOTES = {
     "stale-samples": """Where it is meant, `data/lag_<versions>_frac` says how many rows are how
 old, `time/trainer_wait_s` and `time/samplers_wait_s` what it is good for:
 [`oxrl report`](report.md) draws all three per step, as stacked bars. With a bound that is used
-the mean lag lies near it: [what it costs](never_idle.md#what-it-costs).""",
+the mean lag lies near it: [what it costs](sampling_ahead.md#what-it-costs).""",
     "nothing-trained": """It ends the run with exit code 1 and one sentence, which says what the
 samples of these steps were dropped for, by the metric that counts them (`samples/dropped_...`), or
 that all rewards of a group are equal. Everything is saved: `--resume` goes on after the cause is

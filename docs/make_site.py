@@ -42,7 +42,7 @@ NAV = {
         "docs/action.md",
         "docs/adapters.md",
         "docs/devices.md",
-        "docs/never_idle.md",
+        "docs/sampling_ahead.md",
         "docs/report.md",
         "docs/evaluation.md",
         "docs/extend.md",

@@ -72,7 +72,7 @@ NOT_EXECUTED = {
         "needs vLLM: tests/engines/test_vllm_host_process.py"
     ),
     ("docs/howto.md", "torchrun"): "several ranks: tests/engines/test_ranks.py",
-    ("docs/never_idle.md", "oxrl train"): "tests/engines/test_sampling_processes.py runs such",
+    ("docs/sampling_ahead.md", "oxrl train"): "tests/engines/test_sampling_processes.py runs such",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",
     (
