@@ -80,11 +80,6 @@ NOT_EXECUTED = {
         '{"weights": 4',
     ): "with words beside: tests/rollouts/test_schedule.py",
     ("docs/run_directory.md", "reference: none"): "a picture: tests/runs/test_console.py",
-    ("docs/run_directory.md", '{"weights": 4'): "a listing: tests/rollouts/test_schedule.py",
-    (
-        "docs/run_directory.md",
-        "oxrl replay runs/my-run --schedule",
-    ): "a run that went by the clock: tests/commands/test_replay_schedule.py",
     ("docs/vision.md", "oxrl prepare visual"): "needs NLVR: tests/data",
     ("docs/rewards.md", "oxrl score"): "a run of parts: tests/packages/test_score.py",
     ("docs/extend.md", "train:"): "tests/usercode/test_extension.py runs it",
