@@ -89,7 +89,7 @@ NOT_EXECUTED = {
     (
         "docs/run_directory.md",
         "oxrl replay runs/my-run --schedule",
-    ): "needs a run with a free schedule: tests/packages/test_schedule_replay.py",
+    ): "needs a run with a free schedule: tests/commands/test_replay_schedule.py",
     (
         "docs/run_directory.md",
         "oxrl train config.yaml train.lr",

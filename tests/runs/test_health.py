@@ -328,7 +328,7 @@ def test_a_run_whose_samples_are_too_old_ends(tmp_path: Path) -> None:
     )
     ended = train(cfg)
     assert ended.returncode == 1
-    assert "its oldest token lags 9 weight versions behind step 0" in ended.stderr
+    assert "step 0 was given tokens that lag 9 weight versions behind it" in ended.stderr
     assert "rollout.max_staleness is 1" in ended.stderr and "Traceback" not in ended.stderr
     file.write_text(LATE.replace("AGE = 9", "AGE = 0"))
     ended = train(cfg, "--resume", "--accept-changes", "train.features")
