@@ -42,6 +42,11 @@ def learns(algorithm: str, **more: Any) -> Callable[[Path], Sections]:
     return lambda folder: {"train": {"alg_name": algorithm, "lr": 1e-3} | more}
 
 
+def groups_that_differ(folder: Path) -> Sections:
+    """Dynamic sampling, with groups large enough that some are of different rewards."""
+    return learns("dapo", overlong_buffer=2)(folder) | {"rollout": {"n_samples": 8}}
+
+
 def adapter(folder: Path) -> Sections:
     return {"lora": {"rank": 4, "alpha": 16}, "train": {"alg_name": "sgrpo", "lr": 3e-3}}
 
@@ -79,7 +84,7 @@ KINDS: dict[str, Callable[[Path], Sections]] = {
     "sgrpo": learns("sgrpo"),
     "two minibatches": learns("sgrpo", minibatches=2),
     "ppo": learns("ppo"),
-    "dapo": learns("dapo", overlong_buffer=2),
+    "dapo": groups_that_differ,
     "remax": learns("remax"),
     "cispo": learns("cispo"),
     "adapter": adapter,
