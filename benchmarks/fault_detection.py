@@ -2,6 +2,8 @@
 
     python benchmarks/fault_detection.py [--engine local vllm] [--out FOLDER]
         the table: 14 faults x 4 places x 3 dtypes x 4 learning rates
+    python benchmarks/fault_detection.py --running
+        the same, with requests in flight at every delivery
     python benchmarks/fault_detection.py --syncs 1000 [--engine local vllm]
         false alarms: real training, a delivery after every step, nothing wrong
 
@@ -278,17 +280,48 @@ def new_sync(
     return WeightSync(policy, sampler, settings, new, transport=transport)
 
 
+class Running:
+    """Requests of which some are being sampled at all times."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler: Any = sampler
+        self.count = 0
+
+    def go_on(self, step: int) -> None:
+        """Sample two tokens of each; what ends makes room for others."""
+        if self.count <= 8:  # others wait behind those that are being sampled
+            self.sampler.submit(requests(step))
+            self.count += 8
+        until = self.sampler.round + 2
+        while self.count and self.sampler.round < until:
+            self.count -= len(self.sampler.poll(120, until))
+        if not self.count:
+            raise AssertionError("nothing is being sampled")
+
+    def end(self) -> None:
+        """Sample what is left."""
+        while self.count:
+            self.count -= len(self.sampler.poll(120))
+
+
 class Trials:
     """Faults one after the other on one policy, one sampler and one WeightSync."""
 
     def __init__(
-        self, sampler: Any, dtype: torch.dtype, rate: float, sync: WeightSync | None = None
+        self,
+        sampler: Any,
+        dtype: torch.dtype,
+        rate: float,
+        sync: WeightSync | None = None,
+        *,
+        running: bool = False,
     ) -> None:
         self.policy: Any = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
         if sync is not None:
             self.policy = sync.policy
         self.sampler = sampler
         self.sync = sync or new_sync(self.policy, sampler, dtype)
+        self.running = Running(self.sync.sampler) if running else None
         self.version = 0
         self.sync.deliver(0)
         self._step()
@@ -297,6 +330,8 @@ class Trials:
     def _step(self) -> None:
         self.version += 1
         train(self.policy, self.version)
+        if self.running is not None:
+            self.running.go_on(self.version)
 
     def outcome(self, fault: str, place: str) -> str:
         """The letter of what found the fault."""
@@ -430,7 +465,9 @@ class FaultyActors:
 
 
 @contextmanager
-def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> Iterator[Trials]:
+def ray_trials(
+    engine: str, dtype: torch.dtype, rate: float, folder: Path, *, running: bool
+) -> Iterator[Trials]:
     """Two training ranks that send to two rollout actors."""
     # Imported here: Ray is an extra.
     from oxrl.engines.ray.cluster import Cluster, layout
@@ -449,7 +486,7 @@ def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> It
         transport = RayTransport(group, rollouts, partial(new_model, 9, dtype))
         sync = new_sync(LyingRanks(group), rollouts, dtype, transport)
         sampler = FaultyActors(rollouts, receives=engine == "vllm")
-        yield Trials(sampler, dtype, rate, sync)
+        yield Trials(sampler, dtype, rate, sync, running=running)
     finally:
         cluster.close()
 
@@ -466,15 +503,20 @@ def hosted(engine: str, dtype: torch.dtype, folder: Path) -> Iterator[RolloutWor
 
 
 @contextmanager
-def host_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> Iterator[Trials]:
+def host_trials(
+    engine: str, dtype: torch.dtype, rate: float, folder: Path, *, running: bool
+) -> Iterator[Trials]:
     """This process trains, and sends to one that samples."""
     with hosted(engine, dtype, folder) as rollouts:
         policy = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
         sync = new_sync(policy, rollouts, dtype)
-        yield Trials(FaultyActors(rollouts, receives=False), dtype, rate, sync)
+        sampler: Any = FaultyActors(rollouts, receives=False)
+        yield Trials(sampler, dtype, rate, sync, running=running)
 
 
-def apart_table(engine: str, dtype: torch.dtype, rates: Iterable[float]) -> list[dict[str, Any]]:
+def apart_table(
+    engine: str, dtype: torch.dtype, rates: Iterable[float], *, running: bool = False
+) -> list[dict[str, Any]]:
     """Outcomes where samplers are processes of their own."""
     place, _, sampler = engine.partition("-")
     begin = ray_trials if place == "ray" else host_trials
@@ -482,7 +524,7 @@ def apart_table(engine: str, dtype: torch.dtype, rates: Iterable[float]) -> list
     for rate in rates:
         with (
             tempfile.TemporaryDirectory() as folder,
-            begin(sampler or "local", dtype, rate, Path(folder)) as trials,
+            begin(sampler or "local", dtype, rate, Path(folder), running=running) as trials,
         ):
             lines += outcomes(trials, dtype, rate)
     return lines
@@ -498,18 +540,28 @@ def outcomes(trials: Trials, dtype: torch.dtype, rate: float) -> list[dict[str, 
     ]
 
 
-def table(engine: str, dtypes: Iterable[torch.dtype], rates: Iterable[float], out: Path) -> Counter:
+def table(
+    engine: str,
+    dtypes: Iterable[torch.dtype],
+    rates: Iterable[float],
+    out: Path,
+    *,
+    running: bool,
+) -> Counter:
     """Every fault, everywhere; written to `out` and printed; how often each letter came."""
     lines: list[dict[str, Any]] = []
     for dtype in dtypes:
         if engine.startswith(("ray", "host")):
-            lines += apart_table(engine, dtype, rates)
+            lines += apart_table(engine, dtype, rates, running=running)
             show(engine, lines, dtype)
             continue
         with tempfile.TemporaryDirectory() as folder:
             sampler = new_sampler(engine, dtype, Path(folder))
             for rate in rates:
-                lines += outcomes(Trials(sampler, dtype, rate), dtype, rate)
+                trials = Trials(sampler, dtype, rate, running=running)
+                lines += outcomes(trials, dtype, rate)
+                if trials.running is not None:
+                    trials.running.end()
             sampler.close()
         show(engine, lines, dtype)
     out.mkdir(parents=True, exist_ok=True)
@@ -533,22 +585,26 @@ def show(engine: str, lines: list[dict[str, Any]], dtype: torch.dtype) -> None:
         say(f"{fault:22}" + "".join(f"{cell:12}" for cell in cells))
 
 
-def sampled(sampler: Faulty, step: int) -> list[Rollout]:
-    """Eight responses of the policy, as a run remembers them."""
-    requests = [
+def requests(step: int) -> list[Request]:
+    """Eight requests of a step, of 12 tokens each."""
+    prompts = [tuple(TOKENIZER(f"{10 + i}+")["input_ids"]) for i in range(8)]
+    return [
         Request(
             id=f"{step}/{i}",
-            prompt=Prompt(
-                uid="", messages=(), token_ids=tuple(TOKENIZER(f"{10 + i}+")["input_ids"])
-            ),
+            prompt=Prompt(uid="", messages=(), token_ids=token_ids),
             draw=i,
             sample=0,
             sampling=Sampling(max_tokens=12, stop_token_ids=()),
             seed=step * 8 + i,
         )
-        for i in range(8)
+        for i, token_ids in enumerate(prompts)
     ]
-    done = generate(sampler, requests, deadline_s=120)
+
+
+def sampled(sampler: Any, step: int) -> list[Rollout]:
+    """Eight responses of the policy, as a run remembers them."""
+    asked = requests(step)
+    done = generate(sampler, asked, deadline_s=120)
     return [
         Rollout(
             prompt=request.prompt,
@@ -558,7 +614,7 @@ def sampled(sampler: Faulty, step: int) -> list[Rollout]:
             sample=0,
             seed=request.seed,
         )
-        for request, completion in zip(requests, done, strict=True)
+        for request, completion in zip(asked, done, strict=True)
     ]
 
 
@@ -613,6 +669,7 @@ def main() -> None:
     )
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--syncs", type=int, default=0, help="look for false alarms instead")
+    parser.add_argument("--running", action="store_true", help="with requests in flight")
     parser.add_argument("--lr", type=float, default=3e-4, help="of the training with --syncs")
     parser.add_argument("--out", type=Path, default=Path("runs/fault_detection"))
     arguments = parser.parse_args()
@@ -622,7 +679,7 @@ def main() -> None:
             for dtype in dtypes:
                 say(json.dumps(false_alarms(engine, dtype, arguments.syncs, arguments.lr)))
             continue
-        counts = table(engine, dtypes, arguments.rates, arguments.out)
+        counts = table(engine, dtypes, arguments.rates, arguments.out, running=arguments.running)
         say(f"\n{engine}: {sum(counts.values())} faults: {dict(counts)}")
 
 

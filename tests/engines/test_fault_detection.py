@@ -24,9 +24,16 @@ def faults() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("dtype", "running"),
+    [
+        ("bfloat16", True),
+        pytest.param("float32", False, marks=pytest.mark.full),
+        pytest.param("float32", True, marks=pytest.mark.full),
+    ],
+)
 def test_every_fault_whose_bytes_differ_is_found_wherever_it_happens(
-    faults: ModuleType, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faults: ModuleType, dtype: str, running: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A smaller model and fewer rows: every trial takes steps and deliveries, and a processor
     # without products in bfloat16 takes long for them.
@@ -34,9 +41,8 @@ def test_every_fault_whose_bytes_differ_is_found_wherever_it_happens(
     small |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     monkeypatch.setattr(faults, "BUILTIN_DIMS", {"builtin:tiny": small})
     monkeypatch.setattr(faults, "ROWS", 2)
-    trials = faults.Trials(
-        faults.new_sampler("local", getattr(torch, dtype), tmp_path), getattr(torch, dtype), 1e-6
-    )
+    sampler = faults.new_sampler("local", getattr(torch, dtype), tmp_path)
+    trials = faults.Trials(sampler, getattr(torch, dtype), 1e-6, running=running)
     found = {(f, at): trials.outcome(f, at) for f in faults.FAULTS for at in faults.PLACES}
     # At this learning rate some tensors in bfloat16 do not change at all in a step.
     assert set(found.values()) <= {"m", "w", "h", "l", "n", "="}
@@ -58,7 +64,7 @@ def test_every_fault_is_found_on_the_way_to_other_processes(
         pytest.importorskip("vllm", reason="needs vLLM: make env-scale")
     found = {
         (line["fault"], line["place"]): line["found"]
-        for line in faults.apart_table(engine, torch.float32, [1e-4])
+        for line in faults.apart_table(engine, torch.float32, [1e-4], running=True)
     }
     assert len(found) == len(faults.FAULTS) * len(faults.PLACES)
     assert set(found.values()) <= {"m", "w", "h", "l", "n", "="}

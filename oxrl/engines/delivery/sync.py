@@ -193,6 +193,7 @@ class WeightSync:
             "limits": self._limits,
             "calibrated": self._calibrated,
             "deliveries": self._deliveries,
+            "version": self._version,
         }
         if self.options.compared.image_ids:
             state |= {"shown": self.shown, "newest_shown": self._newest.shown}
@@ -214,6 +215,7 @@ class WeightSync:
         self._limits = None if state["limits"] is None else Distance(*state["limits"])
         self._calibrated = state["calibrated"]
         self._deliveries = state["deliveries"]
+        self._version = state.get("version", PERTURBED)
 
     def deliver(self, version: int) -> None:
         """Load the policy's weights into the sampler.
@@ -240,7 +242,8 @@ class WeightSync:
                     f"the sampler does not hold weight version {version}, after two attempts: "
                     f"{first}; then: {second}"
                 ) from second
-        self._deliveries += 1
+        if version != self._version:  # one that a signal cut off is delivered again after a resume
+            self._deliveries += 1
         self._perturbed_once = True
         self._version = version
         self._record(*proved, retries=retries, seconds=monotonic() - start)
