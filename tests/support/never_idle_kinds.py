@@ -43,8 +43,8 @@ def learns(algorithm: str, **more: Any) -> Callable[[Path], Sections]:
 
 
 def groups_that_differ(folder: Path) -> Sections:
-    """Dynamic sampling, with groups large enough that some are of different rewards."""
-    return learns("dapo", overlong_buffer=2)(folder) | {"rollout": {"n_samples": 8}}
+    """Dynamic sampling, with groups whose rewards differ for long."""
+    return learns("dapo", overlong_buffer=2, lr=1e-5)(folder) | {"rollout": {"n_samples": 8}}
 
 
 def adapter(folder: Path) -> Sections:
