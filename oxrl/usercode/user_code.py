@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +62,14 @@ def why_not_defined(path: Path, name: str) -> str:
     return f"{path} defines no '{name}'{hint}"
 
 
+class WithoutCache(SourceFileLoader):
+    """Loads a file as it stands; Python's cache takes one of the same size and second for it."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Say that there is nothing to compare a cache with."""
+        raise OSError
+
+
 def run_module(path: Path, kind: str) -> ModuleType:
     """Run a file as a module of its own, able to import what lies beside it.
 
@@ -71,13 +80,14 @@ def run_module(path: Path, kind: str) -> ModuleType:
         Exception, SystemExit: whatever running it raises.
     """
     module_name = f"oxrl_{kind}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    loader = WithoutCache(module_name, str(path))
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses in user code look themselves up there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # at the end: a file beside it must not replace a library
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 

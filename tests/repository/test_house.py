@@ -53,7 +53,7 @@ MOST_NODES = {
     "rollouts": 23_650,
     "runs": 22_550,
     "tables": 8_100,
-    "usercode": 12_200,
+    "usercode": 12_250,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
     "oxrl_features": 3_550,

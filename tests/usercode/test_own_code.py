@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import pickle
 import re
 import threading
@@ -29,6 +30,7 @@ from oxrl.recipes.features.own_feature import OwnFeature, tried_features
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 from oxrl.usercode.gates import OwnGate, try_gate
 from oxrl.usercode.given import giving, name_of
+from oxrl.usercode.user_code import run_module
 from support.command_line import oxrl as command
 from support.figures import SEED, THREADS, Learned
 from support.rewards_here import CODES
@@ -536,3 +538,15 @@ def test_every_own_feature_is_tried() -> None:
             tried_features({name_of(Kept): {}, name_of(dict): {}}, PLANNED)
         with pytest.raises(ConfigError, match=r"python:Costs: planned raised KeyError: 'every'"):
             tried_features({name_of(Costs): {}}, PLANNED)
+
+
+def test_a_file_runs_as_it_stands_there_though_its_size_and_its_second_are_the_same(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "changes.py"
+    found: list[int] = []
+    for number in (1, 2):
+        file.write_text(f"NUMBER = {number}\n")
+        os.utime(file, (1e9, 1e9))
+        found.append(run_module(file, "reward").NUMBER)
+    assert found == [1, 2]
