@@ -15,12 +15,7 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from support.continuous_runs import run_continuously, use
 from support.killed_runs import killed_until_done, start_run, uninterrupted
-from support.small_runs import (
-    final_files,
-    metric_lines,
-    model_that_stops,
-    rl_config,
-)
+from support.small_runs import check_same, final_files, metric_lines, model_that_stops, rl_config
 
 # What a run counts of its sampler's work: without a lag some rounds pass at other times.
 COUNTED = ("rollout/", "throughput/", "waste/", "work/")
@@ -53,14 +48,6 @@ def config(folder: Path, name: str, kind: str, *, ahead: int, steps: int = 8) ->
         run={"steps": steps},
         **sections,
     )
-
-
-def check_same(one: Path, other: Path) -> None:
-    assert metric_lines(one) == metric_lines(other)
-    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-    left, right = final_files(one), final_files(other)
-    assert left.keys() == right.keys()
-    assert [name for name in left if left[name] != right[name]] == []
 
 
 def signalled_after_three_steps(cfg: Config) -> None:

@@ -13,7 +13,7 @@ from oxrl.config import Config
 from support.action_runs import make_data, reinforcement
 from support.continuous_runs import run_continuously, use
 from support.killed_runs import killed_until_done, uninterrupted
-from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
+from support.small_runs import check_same, final_files, metric_lines, model_that_stops, rl_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # What a run counts of its sampler's work: without a lag some rounds pass at other times.
@@ -82,14 +82,6 @@ def staleness(ahead: int) -> dict[str, Any]:
 
 
 KINDS = {"calculator": calculator, "actions": actions}
-
-
-def check_same(one: Path, other: Path) -> None:
-    assert metric_lines(one) == metric_lines(other)
-    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-    left, right = final_files(one), final_files(other)
-    assert left.keys() == right.keys()
-    assert [name for name in left if left[name] != right[name]] == []
 
 
 def in_flight(run_dir: Path) -> int:

@@ -18,20 +18,12 @@ from oxrl.config import Config
 from oxrl.errors import OxrlError
 from support.killed_runs import start_run
 from support.never_idle_kinds import KINDS, config, prepare, run_of_kind_in_child
-from support.small_runs import final_files, metric_lines
+from support.small_runs import check_same, metric_lines
 
 FULL = pytest.mark.full
 # In one process two runs take a second or two each.
 QUICK = ("ppo", "adapter", "images")
 DEADLINE_S = 240.0
-
-
-def check_same(one: Path, other: Path) -> None:
-    assert metric_lines(one) == metric_lines(other)
-    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-    left, right = final_files(one), final_files(other)
-    assert left.keys() == right.keys()
-    assert [name for name in left if left[name] != right[name]] == []
 
 
 @pytest.mark.parametrize(

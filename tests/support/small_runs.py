@@ -200,3 +200,12 @@ def final_files(run: Path) -> dict[str, bytes]:
         for p in newest.rglob("*")
         if p.is_file() and p.name not in skip
     }
+
+
+def check_same(one: Path, other: Path) -> None:
+    """Two runs came to the same metrics, samples and files of the last checkpoint."""
+    assert metric_lines(one) == metric_lines(other)
+    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
+    left, right = final_files(one), final_files(other)
+    assert left.keys() == right.keys()
+    assert [name for name in left if left[name] != right[name]] == []
