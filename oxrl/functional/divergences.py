@@ -1,0 +1,198 @@
+"""Divergences of the policy from a teacher, estimated from candidates and the sampled token.
+
+A divergence of two distributions over the vocabulary is a sum over its tokens,
+
+    D(S, T) = sum_v g(S_v, T_v)                  S: the policy, T: the teacher
+
+Probabilities add up to 1, so what all derivatives dg/dS_v have in common moves nothing. Without the
+part that stands at S = T too, the derivative is the weight w_v, and
+
+    grad D = sum_v w_v grad S_v                  w_v = dg/dS_v - (dg/dS_v at S_v = T_v)
+
+Of most tokens neither probability is known. Let K be any set of candidates that the tokens before
+decide alone, and y the token that was sampled, by mu:
+
+    gradient of   sum_{v in K} S_v w_v      + [y not in K] (S_y / mu_y) w_y           w held fixed
+    value         sum_{v in K} g(S_v, T_v)  + [y not in K] g(S_y, T_y) / mu_y
+
+Both have the mean over y that D and its gradient have, for every K and mu. Where S = T the gradient
+is 0 for each single y, because every w is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.ratios import MAX_LOG_RATIO
+
+# Of 1 / mu: float32 ends at exp(88).
+MAX_LOG_INVERSE = 80.0
+# Between this and 1 minus this a Jensen-Shannon divergence is not yet nearly a multiple of a KL.
+LEAST_ALPHA = 0.01
+
+
+class Share(NamedTuple):
+    """What tokens add to a divergence, of any shape: `value` is g, `weight` is w."""
+
+    value: Tensor
+    weight: Tensor
+
+
+# The share of tokens by their log-probabilities: of the policy, and of the teacher.
+Divergence = Callable[[Tensor, Tensor], Share]
+
+
+class Candidates(NamedTuple):
+    """Tokens of every position whose log-probabilities both models have told.
+
+    logprobs: [B, T, K] nats of the policy, with gradient. teacher: [B, T, K] nats. has_sampled:
+    [B, T] bool, whether the sampled token is among them.
+    """
+
+    logprobs: Tensor
+    teacher: Tensor
+    has_sampled: Tensor
+
+
+class Estimate(NamedTuple):
+    """The estimate of a divergence at every position, [B, T], 0 where masked.
+
+    value: detached. push: 0 in value; its gradient is that of the divergence.
+    """
+
+    value: Tensor
+    push: Tensor
+
+
+def reverse_kl(policy: Tensor, teacher: Tensor) -> Share:
+    """Measure KL(S || T), which is large where the policy says what the teacher would not.
+
+    g = S (log S - log T)        w = log S - log T
+
+    Args:
+        policy, teacher: log-probabilities in nats, of one shape.
+
+    Returns:
+        Of each token.
+    """
+    gap = policy - teacher
+    return Share(value=policy.exp() * gap, weight=gap)
+
+
+def forward_kl(policy: Tensor, teacher: Tensor) -> Share:
+    """Measure KL(T || S), which is large where the policy does not say what the teacher would.
+
+    g = T (log T - log S)        w = 1 - T / S
+
+    Args:
+        policy, teacher: log-probabilities in nats, of one shape.
+
+    Returns:
+        Of each token; T / S is at most exp(20) in its weight.
+    """
+    gap = teacher - policy
+    bounded = gap.clamp(max=MAX_LOG_RATIO)
+    return Share(value=teacher.exp() * gap, weight=-bounded.expm1())
+
+
+def jensen_shannon(alpha: float) -> Divergence:
+    """Return a divergence between the two KLs.
+
+    alpha KL(T || M) + (1 - alpha) KL(S || M)        M = (1 - alpha) S + alpha T
+    w = (1 - alpha) (log S - log M)
+
+    Args:
+        alpha: in [0.01, 0.99]. Divided by alpha (1 - alpha) it goes to KL(T || S) as alpha goes to
+            0, and to KL(S || T) as alpha goes to 1.
+
+    Raises:
+        ValueError: alpha is outside of that.
+    """
+    if not LEAST_ALPHA <= alpha <= 1 - LEAST_ALPHA:
+        raise ValueError(
+            f"alpha = {alpha} is no Jensen-Shannon divergence: it is from {LEAST_ALPHA} to "
+            f"{1 - LEAST_ALPHA}, or 0 for KL(teacher || policy), or 1 for KL(policy || teacher)"
+        )
+
+    def share(policy: Tensor, teacher: Tensor) -> Share:
+        mixture = torch.logaddexp(policy + math.log1p(-alpha), teacher + math.log(alpha))
+        weight = (1 - alpha) * (policy - mixture)
+        from_teacher = alpha * teacher.exp() * (teacher - mixture)
+        return Share(value=from_teacher + policy.exp() * weight, weight=weight)
+
+    return share
+
+
+def divergence_of(alpha: float) -> Divergence:
+    """Return the divergence that a number stands for.
+
+    Args:
+        alpha: 1: KL(policy || teacher); 0: KL(teacher || policy); between: Jensen-Shannon.
+
+    Raises:
+        ValueError: it stands for none; see `jensen_shannon`.
+    """
+    if alpha == 1:
+        return reverse_kl
+    if alpha == 0:
+        return forward_kl
+    return jensen_shannon(alpha)
+
+
+def estimated_divergence(
+    divergence: Divergence,
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    teacher_logprobs: Tensor,
+    candidates: Candidates,
+    mask: Tensor,
+) -> Estimate:
+    """Estimate a divergence from the teacher: exact over candidates, sampled for all other tokens.
+
+    Args:
+        divergence: which one.
+        logprobs: [B, T] nats of the sampled tokens by the policy, with gradient.
+        sampler_logprobs: [B, T] nats of the same, by whoever sampled them.
+        teacher_logprobs: [B, T] nats of the same, by the teacher.
+        candidates: K may be 0.
+        mask: [B, T] bool, trained tokens. Every other position may hold anything, NaN included.
+
+    Returns:
+        Of every position; unbiased over the sampled token, as the top of this file says.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    require_same_shape(
+        logprobs=logprobs,
+        sampler_logprobs=sampler_logprobs,
+        teacher_logprobs=teacher_logprobs,
+        has_sampled=candidates.has_sampled,
+        mask=mask,
+    )
+    require_same_shape(candidates=candidates.logprobs, teacher=candidates.teacher)
+    known = mask[..., None]
+    head = fill_masked(candidates.logprobs, known)
+    head_share = divergence(head.detach(), fill_masked(candidates.teacher.detach(), known))
+    own = fill_masked(logprobs, mask)
+    tail_share = divergence(own.detach(), fill_masked(teacher_logprobs.detach(), mask))
+    log_sampler = fill_masked(sampler_logprobs.detach(), mask)
+
+    # S_y / mu_y, and 1 / mu_y.
+    ratio = (own - log_sampler).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    inverse = (-log_sampler).clamp(max=MAX_LOG_INVERSE).exp()
+    outside = mask & ~candidates.has_sampled
+    tail_value = torch.where(outside, tail_share.value * inverse, 0.0)
+    tail_push = torch.where(outside, ratio * tail_share.weight, 0.0)
+
+    value = head_share.value.sum(-1) + tail_value
+    push = (head.exp() * head_share.weight).sum(-1) + tail_push
+    value = fill_masked(value, mask)
+    push = fill_masked(push, mask)
+    return Estimate(value=value, push=push - push.detach())
