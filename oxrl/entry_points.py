@@ -29,6 +29,10 @@ OURS = "oxrl"
 COMMANDS = "oxrl.commands"
 # Those of functions that say how sure the figures of an evaluation are.
 STATISTICS = "oxrl.statistics"
+# Those of features that rows of the table need, beside the core's.
+ROW_FEATURES = "oxrl.row_features"
+# Those of what asks a teacher that is no model of this run.
+TEACHER_ENGINES = "oxrl.teacher_engines"
 # Those of functions that have further lines for `oxrl plan`.
 PLANNERS = "oxrl.planners"
 # In a checkout it says what there is; what was installed of it may be older.

@@ -12,8 +12,10 @@ from ruamel.yaml.error import YAMLError
 
 from oxrl.errors import RunDirectoryError
 
-# A field of mappings: part -> field -> value. What may change of a reward may change of its parts.
+# Fields of mappings: name -> field -> value. What may change of a reward may change of its parts.
 PARTS = "reward.parts"
+TEACHERS = "model.teachers"
+NAMED = (PARTS, TEACHERS)
 # Dotted path -> value.
 Flat = dict[str, Any]
 # Field -> what it was, and is now.
@@ -62,17 +64,26 @@ def differences(
 
 
 def with_parts(values: Mapping[str, Any]) -> Flat:
-    """Flatten a config so that every field of a reward's parts has a path of its own."""
+    """Flatten a config so that every field of what is named by users has a path of its own."""
     found: Flat = {}
     for path, value in values.items():
-        if path == PARTS and isinstance(value, Mapping):
+        if path in NAMED and isinstance(value, Mapping):
             for name, part in value.items():
                 fields = part if isinstance(part, Mapping) else {"name": part}
                 for field_name, inner in fields.items():
-                    found[f"{PARTS}.{name}.{field_name}"] = inner
+                    found[f"{path}.{name}.{field_name}"] = inner
         else:
             found[path] = value
     return found
+
+
+def named_in(path: str) -> str:
+    """Return the field of mappings that a dotted path leads into; empty where it leads into none.
+
+    Args:
+        path: such as "reward.parts.correct.weight".
+    """
+    return next((field for field in NAMED if path.startswith(f"{field}.")), "")
 
 
 def written_config(content: bytes) -> Flat:

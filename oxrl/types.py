@@ -75,9 +75,9 @@ Batch = TypeVar("Batch", bound="RowBatch")
 FinishReason = Literal["stop", "length", "abort"]
 # What the rewards of an episode's own turns are called among the parts of its score.
 ENVIRONMENT = "environment"
-# The last is of parts of a reward: there is a value, and it does not count, because the part failed
-# on another response of the group.
-ScoreStatus = Literal["ok", "timeout", "error", "invalid", "left_out"]
+# "left_out" is of parts of a reward: there is a value, and it does not count, because the part
+# failed on another response of the group. "none" is of all responses of a run without a reward.
+ScoreStatus = Literal["ok", "timeout", "error", "invalid", "left_out", "none"]
 # How an episode of several turns ended. The first two are ends of the task itself, the next are
 # limits of the run, the last two failures of the environment.
 EpisodeEnd = Literal[
@@ -516,6 +516,7 @@ class RolloutBatch(RowBatch):
     greedy_rewards: [B] float64, of the greedy response to the same prompt; None without one.
     turns: [B, T] int64, the turn of its episode in which a token was sampled, -1 elsewhere; None
         without an environment.
+    places: [B] int64, where rows are among all samples of their step; None: not of a step.
 
     Where turns of an episode read other things than one after the other in one row, a row here is
     an episode, and `inputs` holds the rows that are read: see `oxrl.data.episode_rows`.
@@ -533,6 +534,7 @@ class RolloutBatch(RowBatch):
     part_rewards: TensorMap = field(default_factory=dict)
     greedy_rewards: Tensor | None = None
     turns: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

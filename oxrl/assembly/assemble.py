@@ -25,7 +25,7 @@ from oxrl.engines.sample.sampler import OnFinished, ignore
 from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
-from oxrl.errors import InvariantError, required
+from oxrl.errors import required
 from oxrl.modelfiles.dims import model_dims
 from oxrl.recipes import rl
 from oxrl.recipes.compute_accounting import (
@@ -53,7 +53,7 @@ from oxrl.tables.cells import BINARY_REWARDS, GROUPS
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.roles import POLICY, REFERENCE
 from oxrl.tables.user_code import REWARD
-from oxrl.types import Group, Prompt, Scores
+from oxrl.types import Group, Prompt, Score, Scores
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import AnswersAt, Feature
@@ -95,7 +95,9 @@ def assemble(
     stack.callback(engines.sampler.close)
     limits = engines.limits
     features = build_features(assembly, engines, stack)
-    objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
+    objective = Objective(
+        assembly.algorithm, features, max_tokens=cfg.longest_response, steps=cfg.run.steps
+    )
     ledger = build_ledger(assembly, objective, clock, engines.delivery)
     held_out = None
     if cfg.data.eval is not None:
@@ -216,6 +218,7 @@ def build_ledger(
     """
     cfg = assembly.cfg
     train = cfg.train
+    row = train.row
     shared = isinstance(delivery, SharedWeights)
     same = shared and cfg.model.dtype == "float32" and not cfg.rollout.max_staleness
     asks_more = bool(objective.want_before)
@@ -230,7 +233,7 @@ def build_ledger(
         share_prefix=train.share_prefix is True,
         asked_before=objective.old_logprobs == "recompute" or asks_more,
         old_known=same and not asks_more,
-        all_learn=objective.kl is not None or train.entropy_coeff != 0,
+        all_learn=objective.kl is not None or train.entropy_coeff != 0 or not row.reads_advantage,
         samples=cfg.rollout.from_samples is None,
     )
     clock.derive(ledger.against_floor)
@@ -268,15 +271,11 @@ def try_on_data(
 
 
 class NoScores:
-    """The scorer of a run that scores nothing."""
+    """The scorer of a run without a reward."""
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
-        """See GroupScorer.
-
-        Raises:
-            InvariantError: something is scored all the same.
-        """
-        raise InvariantError("rollout.from_samples without data.eval has nothing scored")
+        """See GroupScorer; says of every response that nothing was asked."""
+        return [[Score(value=None, status="none")] * len(completions) for _, completions in groups]
 
 
 def placed_steps(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config import Config
-from oxrl.config.roles import roles_of
+from oxrl.config.roles import policy_role, roles_of
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
@@ -256,7 +256,7 @@ class Assembly:
         self,
         load: Callable[..., Any] = load_policy,
         *,
-        name: str | None = None,
+        role: Role | None = None,
         device: torch.device | None = None,
         on_meta: bool = False,
         trained: bool = False,
@@ -265,20 +265,21 @@ class Assembly:
 
         Args:
             load: of a policy, or of a critic.
-            name: of other weights than those of `model.name`.
+            role: whose weights; None: those of `model.name`.
             device: None: the run's.
             on_meta: leave its weights to the engine that it is for.
             trained: hold linear layers under an adapter in four bits, where that is asked for.
         """
         asked = self.cfg.model
-        name = name or asked.name
+        role = role or policy_role(self.cfg)
+        name = role.model
         options = LoadOptions(
-            dtype=self.dtype,
+            dtype=DTYPES[role.dtype or asked.dtype],
             attention=asked.attention,
-            device=device or self.device,
-            seed=stable_seed("model", self.cfg.run.seed),
+            device=role.device or device or self.device,
+            seed=stable_seed(role.seed, self.cfg.run.seed),
             trust_remote_code=asked.trust_remote_code,
-            revision=asked.revision if name == asked.name else None,
+            revision=role.revision,
             on_meta=on_meta,
             four_bit="held" if trained and asked.load_in_4bit else "no",
         )
@@ -419,13 +420,14 @@ class Assembly:
         parts = part_of(cast(PreTrainedModel, model))
         return {name: rate for name, part in parts.items() if part == "vision"}
 
-    def scorer(self, name: str | None = None, *, temperature: float = 1.0) -> Trainer:
+    def scorer(self, role: Role | None = None) -> Trainer:
         """An engine that only answers; with DeepSpeed as `deepspeed_ref` says.
 
         Args:
-            name: of other weights than those of `model.name`.
+            role: whose weights; None: those of `model.name`.
         """
-        model = self.model(name=name, on_meta=self.cuts_weights(trained=False))
+        temperature = 1.0 if role is None else role.temperature
+        model = self.model(role=role, on_meta=self.cuts_weights(trained=False))
         return self.trainer(model, lr=0.0, temperature=temperature, trained=False)
 
     def trainers(self) -> Models[Trainer]:
@@ -435,7 +437,7 @@ class Assembly:
     def trainer_of(self, role: Role) -> Trainer:
         """The engine of a model of an RL run."""
         if not role.trained:
-            return self.scorer(role.model, temperature=role.temperature)
+            return self.scorer(role)
         if role.head == "values":
             return self.trainer(self.critic_to_train(), lr=role.lr)
         policy = self.policy_to_train(on_meta=self.cuts_weights())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from oxrl.assembly.assembly import Assembly, Engines
 from oxrl.assembly.reward_pools import build_other_reward
+from oxrl.config.conditions import has_teacher
 from oxrl.data.conversations import ConversationDataset
 from oxrl.engines.train import TrainEngine
 from oxrl.recipes.features.base import Feature, FeatureInputs, RowsAt
@@ -33,6 +35,11 @@ def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Itera
     cfg = assembly.cfg
     train = cfg.train
     given = feature_inputs(assembly, engines.trainers, stack)
+    if has_teacher(cfg):
+        from oxrl.assembly.teachers import build_teachers  # most rows have none
+
+        teachers = build_teachers(assembly, engines.trainers, stack)
+        given = replace(given, teachers=teachers, tokenizer=assembly.tokenizer)
     if cfg.reward.bound is not None:
         yield RewardScale(cfg.reward.normalize, cfg.reward.bound)
     yield from build_features(given)

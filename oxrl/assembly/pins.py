@@ -200,6 +200,14 @@ def _model_inputs(cfg: Config, known: Json) -> Inputs:
     """Weights, also those under an adapter and of the reference; tokenizer, and chat template."""
     name = cfg.model.name
     yield from _model_input(MODEL, name, cfg.model.revision, known)
+    for key, teacher in cfg.model.teachers.items():
+        field = f"model.teachers.{key}"
+        if teacher.name and teacher.engine != "endpoint":
+            yield from _model_input(f"{field}.name", teacher.name, teacher.revision, known)
+        if teacher.prompt:
+            file = Path(teacher.prompt)
+            where = str(file.resolve())
+            yield Input(name=f"{field}.prompt", where=where, files={file.name: file})
     template = cfg.model.chat_template
     if template is not None:
         path = template_file(template)

@@ -15,6 +15,7 @@ from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.entry_points import is_ours
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import model_config, vision_family
+from oxrl.tables.cells import TEACHER, TEACHER_TOP
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.policy import ROWS
 from oxrl.tables.user_code import REWARD
@@ -220,6 +221,12 @@ def has_reference_model(cfg: Config) -> bool:
     if row.recipe == "preference":
         return row.moves_reference
     return takes_kl(cfg) and not cfg.lora.rank
+
+
+@otherwise("is read by rows with a teacher, and {cfg.train.alg_name} has none: remove it")
+def has_teacher(cfg: Config) -> bool:
+    """Other models, or the policy under another prompt, score what is sampled."""
+    return cfg.train.row.has(TEACHER) or cfg.train.row.has(TEACHER_TOP)
 
 
 def takes_kl(cfg: Config) -> bool:

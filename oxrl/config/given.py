@@ -11,7 +11,7 @@ from oxrl.config.names import unknown_section
 from oxrl.config.schema import SECTIONS
 from oxrl.config.source import Source, compose, enter, take, value_of
 from oxrl.errors import ConfigError
-from oxrl.flat_config import PARTS
+from oxrl.flat_config import PARTS, named_in
 
 
 def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
@@ -36,8 +36,8 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
         if "." in path:
             source.where[path] = place
         try:
-            if path.startswith(f"{PARTS}."):
-                _override_part(override, path, source)
+            if named_in(path):
+                _override_named(override, path, source)
             else:
                 _override_field(override, path, source)
         except ValueError as error:
@@ -69,22 +69,26 @@ def _override_field(override: str, path: str, source: Source) -> None:
         enter(path, _given_value(override, path, source), source)
 
 
-def _override_part(override: str, path: str, source: Source) -> None:
-    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths.
+def _override_named(override: str, path: str, source: Source) -> None:
+    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths;
+    and so for every field of mappings.
 
     Raises:
         ValueError: there is no such part, or nothing to take back.
     """
-    parts = source.values.setdefault(PARTS, {})
-    part, _, name = path.removeprefix(f"{PARTS}.").partition(".")
+    field = named_in(path)
+    parts = source.values.setdefault(field, {})
+    part, _, name = path.removeprefix(f"{field}.").partition(".")
     holder = parts
     if name and isinstance(parts, dict):
         holder = parts.get(part)
     key = name or part
     if not isinstance(holder, dict) or not key:
-        raise ValueError(
-            "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
-        )
+        if field == PARTS:
+            raise ValueError(
+                "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
+            )
+        raise ValueError(f"{field} has none of that name: write {field}.NAME={{name: MODEL}}")
     if not override.startswith("~"):
         holder[key] = _given_value(override, path, source)
     elif key in holder:

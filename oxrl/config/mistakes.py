@@ -21,21 +21,25 @@ from oxrl.config.field import (
     RL,
     SAMPLING,
     SUPERVISED,
+    Section,
     about,
 )
 from oxrl.config.names import homes, meaning, meant_by, other_names, translated
 from oxrl.config.reads import readable, unmet, verdicts
 from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
+from oxrl.config.sections.model import Teacher
 from oxrl.config.sections.reward import RewardPart
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import AS_IT_IS, UNSET, Problem, Source
 from oxrl.errors import counted, did_you_mean, shortened
-from oxrl.flat_config import PARTS
+from oxrl.flat_config import NAMED, PARTS, TEACHERS, named_in
 from oxrl.redact import HIDDEN, SECRET_NAME
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.numbers import Number
 from oxrl.tables.policy import ROWS
 
+# Field of mappings -> what one of them holds.
+NAMED_SECTIONS: dict[str, type[Section]] = {PARTS: RewardPart, TEACHERS: Teacher}
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
 PLACEHOLDERS: dict[str, str | int] = {
     "run.name": "unnamed",
@@ -156,17 +160,20 @@ def _why_bounded(field: FieldInfo, crossed: Collection[str]) -> str:
 def _field_at(place: tuple[int | str, ...]) -> FieldInfo:
     """The field at a place, of a section or of a part of a reward."""
     section, name, *inside = map(str, place)
-    if f"{section}.{name}" == PARTS and len(inside) > 1:
-        return RewardPart.model_fields[inside[1]]
+    inner = NAMED_SECTIONS.get(f"{section}.{name}")
+    if inner is not None and len(inside) > 1:
+        return inner.model_fields[inside[1]]
     return SECTIONS[section].model_fields[name]
 
 
 def _unknown_field(path: str, value: object) -> Problem:
     """A field that no recipe has, or no part of a reward, with what may have been meant."""
     section, _, name = path.rpartition(".")
-    if path.startswith(f"{PARTS}."):
-        of_part = RewardPart.model_fields
-        hint = f"{did_you_mean(name, of_part)} (of a part: {', '.join(of_part)})"
+    inside = named_in(path)
+    if inside:
+        fields = NAMED_SECTIONS[inside].model_fields
+        kind = "part" if inside == PARTS else "teacher"
+        hint = f"{did_you_mean(name, fields)} (of a {kind}: {', '.join(fields)})"
         return Problem(path, f"unknown field{hint}", value)
     hint = meant_by(path) or homes(name)
     if not hint and section in SECTIONS:
@@ -195,8 +202,7 @@ def without_consequences(found: Iterable[Problem], known: Sequence[Problem]) -> 
     misspelt.
     """
     wrong = {path for problem in known for path in (problem.path, _meant(problem.path))}
-    if any(path.startswith(f"{PARTS}.") for path in wrong):
-        wrong.add(PARTS)
+    wrong |= {named_in(path) for path in wrong} & set(NAMED)
     kept: list[Problem] = []
     for problem in found:
         if wrong.isdisjoint((problem.path, *problem.also)):

@@ -22,8 +22,9 @@ from oxrl.config.schema import (
     GivenValues,
     recipe_of,
 )
+from oxrl.config.sections.model import Teacher
 from oxrl.config.sections.train import CELLS
-from oxrl.flat_config import differences
+from oxrl.flat_config import TEACHERS, differences
 from oxrl.redact import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import FEATURES
@@ -79,7 +80,9 @@ def resume_rules() -> dict[str, str]:
     """Rules of what becomes of a run that is resumed with another value (see `Resume`): by dotted
     path, or by section where that is said of all of it; what is not there is fixed.
     """
-    rules = {path: about(field).resume for path, field in (Config.model_fields | FIELDS).items()}
+    fields = Config.model_fields | FIELDS
+    fields |= {f"{TEACHERS}.{name}": field for name, field in Teacher.model_fields.items()}
+    rules = {path: about(field).resume for path, field in fields.items()}
     return {path: rule for path, rule in rules.items() if rule != "fixed"}
 
 

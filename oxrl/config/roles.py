@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from oxrl.config.conditions import has_reference_model
+from oxrl.config.conditions import has_reference_model, has_teacher
 from oxrl.config.schema import Config
 from oxrl.tables import cells
 from oxrl.tables.numbers import CRITIC_LR
-from oxrl.tables.roles import CRITIC, POLICY, REFERENCE, Role
+from oxrl.tables.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
+
+
+def policy_role(cfg: Config, name: str = POLICY, **facts: Any) -> Role:
+    """Return a role whose weights are those that the policy begins with.
+
+    Args:
+        cfg: of the run.
+        name: of the role.
+        facts: what else is said of it, see `Role`.
+    """
+    return Role(name=name, model=cfg.model.name, revision=cfg.model.revision, **facts)
 
 
 def policy(cfg: Config) -> Iterator[Role]:
     """The model that learns."""
     temperature = cfg.rollout.temperature
-    yield Role(name=POLICY, model=cfg.model.name, trained=True, temperature=temperature, saved=".")
+    yield policy_role(cfg, trained=True, temperature=temperature, saved=".")
 
 
 def critic(cfg: Config) -> Iterator[Role]:
     """A value model on the policy's backbone, where the row asks for one."""
     if cfg.train.row.has(cells.CRITIC):
         lr = cfg.train.value(CRITIC_LR)
-        name = cfg.model.name
-        yield Role(name=CRITIC, model=name, trained=True, head="values", lr=lr, saved=CRITIC)
+        yield policy_role(cfg, CRITIC, trained=True, head="values", lr=lr, saved=CRITIC)
 
 
 def reference(cfg: Config) -> Iterator[Role]:
@@ -30,11 +41,39 @@ def reference(cfg: Config) -> Iterator[Role]:
     if has_reference_model(cfg):
         temperature = cfg.rollout.temperature
         saved = REFERENCE if cfg.train.row.moves_reference else None
-        yield Role(name=REFERENCE, model=cfg.model.name, temperature=temperature, saved=saved)
+        yield policy_role(cfg, REFERENCE, temperature=temperature, saved=saved)
+
+
+def teachers(cfg: Config) -> Iterator[Role]:
+    """Models that score what the policy samples, each on the engine that trains it."""
+    asked = cfg.model.teachers if has_teacher(cfg) else {}
+    for name, teacher in asked.items():
+        role = f"{TEACHER}{name}"
+        temperature = cfg.rollout.temperature
+        if teacher.own_weights and teacher.name:
+            yield Role(
+                name=role,
+                model=teacher.name,
+                temperature=temperature,
+                revision=teacher.revision,
+                dtype=teacher.dtype,
+                device=teacher.device,
+                seed=role,
+            )
+        elif teacher.own_weights:
+            saved = role if teacher.follows else None
+            yield policy_role(
+                cfg,
+                role,
+                temperature=temperature,
+                saved=saved,
+                dtype=teacher.dtype,
+                device=teacher.device,
+            )
 
 
 # In the order in which every rank builds them.
-MODELS: list[Callable[[Config], Iterator[Role]]] = [policy, critic, reference]
+MODELS: list[Callable[[Config], Iterator[Role]]] = [policy, critic, reference, teachers]
 
 
 def roles_of(cfg: Config) -> list[Role]:

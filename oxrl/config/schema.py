@@ -102,8 +102,17 @@ class Config(Section):
 
     @property
     def scores_nothing(self) -> bool:
-        """True if no response is scored: samples are another run's, and nothing is evaluated."""
-        return self.rollout.from_samples is not None and self.data.eval is None
+        """True if no response is scored: samples are another run's, and nothing is evaluated; or
+        there is no reward.
+        """
+        stored = self.rollout.from_samples is not None and self.data.eval is None
+        return stored or self.has_no_reward
+
+    @property
+    def has_no_reward(self) -> bool:
+        """True if nothing says what a response is worth, as the row does not read it."""
+        says = self.reward.exists or bool(self.environment.name)
+        return self.recipe == "rl" and not says and not self.train.row.reads_rewards
 
     @property
     def ahead(self) -> int:

@@ -17,7 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from oxrl.config.field import holds_mapping
 from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues
 from oxrl.errors import ConfigError, is_named_pipe, why_no_file
-from oxrl.flat_config import PARTS
+from oxrl.flat_config import named_in
 
 # Values of problems: none is told, or the one of the configuration.
 UNSET: object = object()
@@ -246,7 +246,7 @@ def _holds_names(path: str) -> bool:
     """
     if path in SECTIONS or path.partition(".")[0] not in SECTIONS:
         return True
-    if path.startswith(f"{PARTS}."):
+    if named_in(path):
         return path.count(".") < 4
     return path in FIELDS and holds_mapping(FIELDS[path])
 

@@ -41,9 +41,9 @@ def to_rollout_batch(
         columns: what else is recorded of every sampled token, by name.
 
     Returns:
-        [B, T] tensors. A row without a score has reward NaN and is not valid; an aborted one is not
-            valid either. Where an episode has several rows, T is that of lines: see
-            `oxrl.data.episode_rows`.
+        [B, T] tensors. A row without a score has reward NaN and is not valid, unless no reward was
+            asked; an aborted one is not valid either. Where an episode has several rows, T is that
+            of lines: see `oxrl.data.episode_rows`.
     """
     blanks = {name: column.blank for name, column in {**ALWAYS, **columns}.items()}
     episodes = [lay_out(rollout, blanks) for rollout in rollouts]
@@ -57,6 +57,7 @@ def to_rollout_batch(
     values = [rollout.score.value for rollout in rollouts]
     scores = [math.nan if value is None else value for value in values]
     rewards = torch.tensor(scores, dtype=torch.float64)
+    unasked = torch.tensor([rollout.score.status == "none" for rollout in rollouts])
     # An aborted sample is a fragment; training on it as if it had ended would teach the model to
     # stop there.
     ended = [end != "neither" for end in ends]
@@ -72,7 +73,8 @@ def to_rollout_batch(
         versions=padded_column(rows, "versions", VERSIONS),
         terminated=torch.tensor([end == "terminated" for end in ends]),
         truncated=torch.tensor([end == "truncated" for end in ends]),
-        valid=~rewards.isnan() & torch.tensor(ended),
+        valid=(unasked | ~rewards.isnan()) & torch.tensor(ended),
+        places=torch.arange(len(rollouts)),
         part_rewards=_part_rewards(rollouts),
         turns=turns,
     )

@@ -35,7 +35,12 @@ from oxrl.tables.numbers import (
     GAE_LAMBDA,
     GAMMA,
     LENGTH_ALPHA,
+    PREFIX_COEFF,
     STEP_GAMMA,
+    TEACHER_COEFF,
+    TEACHER_COEFF_END,
+    TEACHER_GAMMA,
+    TEACHER_MEAN,
     TURN_GAMMA,
     TURN_LAMBDA,
     WHITEN,
@@ -67,6 +72,33 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
     teacher = fill_masked(teacher_logprobs.detach(), mask)
     gap = teacher - fill_masked(old_logprobs.detach(), mask)
     return gap.clamp(-MAX_TEACHER_GAP, MAX_TEACHER_GAP)
+
+
+def teacher_return(gap: Tensor, mask: Tensor, *, gamma: float, mean: bool = False) -> Tensor:
+    """Count for every token what the teacher says of all that follows from it.
+
+    R_t = sum_{i>=t} gamma^(i-t) gap_i              i: trained tokens of the row
+    mean: R_t / sum_{i>=t} gamma^(i-t)
+
+    With gamma 1 its policy gradient is that of the KL of whole responses; with 0 of the sum of the
+    tokens' KLs, as if those before them could not be helped.
+
+    Args:
+        gap: [B, T] nats, 0 where masked; see `teacher_gap`.
+        mask: [B, T] bool, trained tokens.
+        gamma: in [0, 1].
+        mean: divide by what was counted.
+
+    Returns:
+        [B, T], 0 where masked.
+
+    Source: MiniLLM, arXiv:2306.08543, equation 4 and, for the mean, length normalisation.
+    """
+    decays = torch.where(mask, gamma, 1.0).to(gap.dtype)
+    found = varying_scan(gap, decays)
+    if mean:
+        found = found / varying_scan(mask.to(gap.dtype), decays).clamp(min=1)
+    return torch.where(mask, found, 0.0)
 
 
 def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
@@ -553,23 +585,66 @@ def _otb_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     return found, None
 
 
-def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
+def _none_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """0 of every token: the loss reads none."""
+    return torch.zeros_like(x.token_rewards), None
+
+
+def _gap_of(x: AdvantageInputs) -> Tensor:
+    """`teacher_gap` of the policy that the update starts from."""
+    return teacher_gap(x.need("old_logprobs"), x.need("teacher_logprobs"), x.response_mask)
+
+
+def _teacher_gap_cell(
+    x: AdvantageInputs, *, teacher_coeff: float = TEACHER_COEFF.default
+) -> AdvantagesAndReturns:
     """`teacher_gap` times teacher_coeff."""
-    old = x.need("old_logprobs")
-    teacher = x.need("teacher_logprobs")
-    return teacher_coeff * teacher_gap(old, teacher, x.response_mask), None
+    return teacher_coeff * _gap_of(x), None
+
+
+def _teacher_return_cell(
+    x: AdvantageInputs,
+    *,
+    teacher_gamma: float = TEACHER_GAMMA.default,
+    teacher_mean: bool = TEACHER_MEAN.default,
+) -> AdvantagesAndReturns:
+    """`teacher_return` of `teacher_gap`."""
+    gap = _gap_of(x)
+    return teacher_return(gap, x.response_mask, gamma=teacher_gamma, mean=teacher_mean), None
+
+
+def _teacher_prefix_gap_cell(
+    x: AdvantageInputs, *, prefix_coeff: float = PREFIX_COEFF.default
+) -> AdvantagesAndReturns:
+    """`teacher_gap`, more of the tokens before which policy and teacher still agreed.
+
+    A_t (1 + prefix_coeff (1 - sum_{i<t} |A_i| / sum_i |A_i|))
+
+    Source: IW-OPD, arXiv:2606.22600.
+    """
+    gap = _gap_of(x)
+    sizes = gap.abs()
+    before = sizes.cumsum(1) - sizes
+    share = before / sizes.sum(1, keepdim=True).clamp(min=torch.finfo(gap.dtype).tiny)
+    return gap * (1 + prefix_coeff * (1 - share)), None
 
 
 def _group_normalize_teacher_cell(
-    x: AdvantageInputs, *, teacher_coeff: float = 1.0
+    x: AdvantageInputs,
+    *,
+    teacher_coeff: float = TEACHER_COEFF.default,
+    teacher_coeff_end: float | None = TEACHER_COEFF_END.default,
 ) -> AdvantagesAndReturns:
     """`group_normalize` of the row plus teacher_coeff * `teacher_gap` of the token.
+
+    The coefficient moves to teacher_coeff_end along a line over the steps of the run.
 
     Source: KDRL, arXiv:2506.02208.
     """
     outcome, _ = of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
-    gap, _ = _teacher_gap_cell(x, teacher_coeff=teacher_coeff)
-    return outcome + gap, None
+    end = teacher_coeff if teacher_coeff_end is None else teacher_coeff_end
+    coeff = teacher_coeff + (end - teacher_coeff) * x.done
+    return outcome + coeff * _gap_of(x), None
 
 
 ADVANTAGES: dict[str, Estimator] = {
@@ -589,6 +664,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "otb": _otb_cell,
     "pass_at_k": of_rewards(successes.pass_at_k_advantage),
     "top_gap": of_rewards(successes.top_gap),
+    "none": _none_cell,
     "teacher_gap": _teacher_gap_cell,
+    "teacher_return": _teacher_return_cell,
+    "teacher_prefix_gap": _teacher_prefix_gap_cell,
     "group_normalize_teacher": _group_normalize_teacher_cell,
 }

@@ -28,13 +28,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.masks import (
+    LossAndMetrics,
+    OptionalTensor,
+    fill_masked,
+    masked_mean,
+    require_same_shape,
+    weighted_sum,
+)
 from oxrl.functional.ratios import MAX_LOG_RATIO
+from oxrl.tables.numbers import CANDIDATES_REST, DIVERGENCE_ALPHA, Rest
 
 # Of 1 / mu: float32 ends at exp(88).
 MAX_LOG_INVERSE = 80.0
 # Between this and 1 minus this a Jensen-Shannon divergence is not yet nearly a multiple of a KL.
 LEAST_ALPHA = 0.01
+# Nats of a candidate that there is none of: it adds 0 to everything.
+ABSENT = -1e4
 
 
 class Share(NamedTuple):
@@ -51,13 +61,25 @@ Divergence = Callable[[Tensor, Tensor], Share]
 class Candidates(NamedTuple):
     """Tokens of every position whose log-probabilities both models have told.
 
-    logprobs: [B, T, K] nats of the policy, with gradient. teacher: [B, T, K] nats. has_sampled:
-    [B, T] bool, whether the sampled token is among them.
+    logprobs: [B, T, K] nats of the policy, with gradient. teacher: [B, T, K] nats, NaN where there
+    are fewer than K. has_sampled: [B, T] bool, whether the sampled token is among them.
     """
 
     logprobs: Tensor
     teacher: Tensor
     has_sampled: Tensor
+
+    def filled(self, mask: Tensor) -> Candidates:
+        """Replace what must not be read by numbers that add 0; the teacher's carry no gradient.
+
+        Args:
+            mask: [B, T] bool, trained tokens.
+        """
+        inside = mask[..., None]
+        teacher = fill_masked(self.teacher.detach(), inside)
+        there = ~teacher.isnan()
+        own = torch.where(there, fill_masked(self.logprobs, inside), ABSENT)
+        return Candidates(own, torch.where(there, teacher, ABSENT), self.has_sampled & mask)
 
 
 class Estimate(NamedTuple):
@@ -177,9 +199,9 @@ def estimated_divergence(
         mask=mask,
     )
     require_same_shape(candidates=candidates.logprobs, teacher=candidates.teacher)
-    known = mask[..., None]
-    head = fill_masked(candidates.logprobs, known)
-    head_share = divergence(head.detach(), fill_masked(candidates.teacher.detach(), known))
+    known = candidates.filled(mask)
+    head = known.logprobs
+    head_share = divergence(head.detach(), known.teacher)
     own = fill_masked(logprobs, mask)
     tail_share = divergence(own.detach(), fill_masked(teacher_logprobs.detach(), mask))
     log_sampler = fill_masked(sampler_logprobs.detach(), mask)
@@ -187,7 +209,7 @@ def estimated_divergence(
     # S_y / mu_y, and 1 / mu_y.
     ratio = (own - log_sampler).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     inverse = (-log_sampler).clamp(max=MAX_LOG_INVERSE).exp()
-    outside = mask & ~candidates.has_sampled
+    outside = mask & ~known.has_sampled
     tail_value = torch.where(outside, tail_share.value * inverse, 0.0)
     tail_push = torch.where(outside, ratio * tail_share.weight, 0.0)
 
@@ -196,3 +218,93 @@ def estimated_divergence(
     value = fill_masked(value, mask)
     push = fill_masked(push, mask)
     return Estimate(value=value, push=push - push.detach())
+
+
+def biased_divergence(
+    divergence: Divergence, candidates: Candidates, mask: Tensor, rest: Rest
+) -> Estimate:
+    """Estimate a divergence from candidates alone, as others do; gradient and value are biased.
+
+    Args:
+        divergence: which one.
+        candidates: at least one.
+        mask: [B, T] bool, trained tokens.
+        rest: what becomes of all other tokens, see `train.candidates_rest`.
+
+    Returns:
+        Of every position; both of another divergence, over fewer tokens.
+    """
+    known = candidates.filled(mask)
+    policy, teacher = known.logprobs, known.teacher
+    if rest == "renormalised":
+        policy = policy.log_softmax(-1)
+        teacher = teacher.log_softmax(-1)
+    elif rest == "tail_bucket":
+        policy = torch.cat([policy, _log_of_rest(policy)], -1)
+        teacher = torch.cat([teacher, _log_of_rest(teacher)], -1)
+    value = fill_masked(divergence(policy, teacher).value.sum(-1), mask)
+    return Estimate(value=value.detach(), push=value - value.detach())
+
+
+def _log_of_rest(logprobs: Tensor) -> Tensor:
+    """[B, T, 1]: log of 1 minus the candidates' probabilities, at least a rounding error's."""
+    rest = 1 - logprobs.exp().sum(-1, keepdim=True)
+    return rest.clamp(min=torch.finfo(logprobs.dtype).eps).log()
+
+
+def teacher_divergence(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    top_logprobs: Tensor,
+    teacher_top_logprobs: Tensor,
+    teacher_logprobs: Tensor,
+    sampled_in_top: Tensor,
+    correction: OptionalTensor = None,
+    divergence_alpha: float = DIVERGENCE_ALPHA.default,
+    candidates_rest: Rest = CANDIDATES_REST.default,
+) -> LossAndMetrics:
+    """Minimise the divergence from the teacher: exact over candidates, sampled for the rest.
+
+    Args:
+        logprobs: [B, T] nats, now, with gradient.
+        old_logprobs: [B, T] nats of whoever sampled the tokens.
+        advantages: [B, T], not read: the divergence needs none.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        top_logprobs: [B, T, K] nats of the candidates, now, with gradient.
+        teacher_top_logprobs: [B, T, K] nats of the same by the teacher; NaN: no candidate.
+        teacher_logprobs: [B, T] nats of the sampled tokens by the teacher.
+        sampled_in_top: [B, T] bool, whether the sampled token is a candidate.
+        correction: [B, T] factor of the divergence, detached here; None: 1 (corrections.py).
+        divergence_alpha: which divergence, see `divergence_of`.
+        candidates_rest: what becomes of tokens that are no candidates.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ, or alpha stands for no divergence.
+
+    Source: GKD, arXiv:2306.13649; the estimate of candidates and sampled token is oxRL's own.
+    """
+    divergence = divergence_of(divergence_alpha)
+    candidates = Candidates(top_logprobs, teacher_top_logprobs, sampled_in_top)
+    if candidates_rest == "sampled":
+        found = estimated_divergence(
+            divergence, logprobs, old_logprobs, teacher_logprobs, candidates, mask
+        )
+    else:
+        found = biased_divergence(divergence, candidates, mask, candidates_rest)
+    mass = candidates.filled(mask).logprobs.detach().exp().sum(-1)
+    metrics = {
+        "teacher/divergence": masked_mean(found.value, mask),
+        "teacher/mass": masked_mean(mass, mask),
+    }
+    per_token = found.value + found.push
+    if correction is not None:
+        per_token = per_token * fill_masked(correction.detach(), mask)
+    return weighted_sum(per_token, mask, loss_weights), metrics

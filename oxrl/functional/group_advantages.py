@@ -303,6 +303,7 @@ class AdvantageInputs:
     teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
     turns: OptionalTensor = None  # [B, T] int64, turn of an episode in which a token was sampled
     next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
+    done: float = 0.0  # share of the run's optimizer steps that were taken before
 
     def need(self, name: str) -> Tensor:
         """The field `name`, which the chosen advantage cannot do without.

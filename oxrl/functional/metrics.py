@@ -110,13 +110,14 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
     Args:
         response_mask: [B, T] bool.
         truncated: [B] bool, cut by the token limit.
-        rewards: [B].
+        rewards: [B]; NaN where nothing says what a row is worth.
 
     Returns:
         Metrics over rows; the length of right or wrong ones is NaN where there are none.
     """
     lengths = response_mask.sum(1).double()
     passed = rewards > PASS_REWARD
+    failed = rewards <= PASS_REWARD
     metrics = {
         "data/tokens": float(lengths.sum()),
         "data/rows": float((lengths > 0).sum()),
@@ -129,7 +130,7 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
             "data/length_max": float(lengths.max()),
             # Of nothing: NaN.
             "data/length_correct": float(lengths[passed].mean()),
-            "data/length_wrong": float(lengths[~passed].mean()),
+            "data/length_wrong": float(lengths[failed].mean()),
             "data/truncated_frac": _mean(truncated),
         }
     return metrics

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.advantages import suffix_scan
+from oxrl.functional.divergences import teacher_divergence
 from oxrl.functional.gates import CLIPPED_GATES, Decision, Gate, Tokens, clean, clipped, finish
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level, sequence_level
@@ -889,4 +890,5 @@ GATES: dict[str, Gate] = {
     "simko": simko,
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
+    "teacher_divergence": teacher_divergence,
 }

@@ -23,6 +23,7 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 # There where Linux counts the memory of a container; "max" where that has no limit.
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 FLOAT32 = 4
+WEIGHT_BYTES = {"float32": FLOAT32, "bfloat16": 2}
 # Packing has to save at least a tenth: PAYS in oxrl/models/shared_prefix.py.
 PAYS = 0.9
 # Rows up to so many tokens attend side by side: SIDE_BY_SIDE there.
@@ -193,7 +194,7 @@ def _answering(cfg: Config, dims: ModelDims) -> Iterator[tuple[Role, int]]:
         if not role.trained:
             # One of unknown size counts as the policy.
             own = dims if role.model == cfg.model.name else model_dims(role.model) or dims
-            yield role, own.parameters * cfg.model.weight_bytes
+            yield role, own.parameters * WEIGHT_BYTES[role.dtype or cfg.model.dtype]
 
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:

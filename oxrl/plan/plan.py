@@ -6,7 +6,7 @@ from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.assembly.reference import reference_text
-from oxrl.config.conditions import generates_answers
+from oxrl.config.conditions import generates_answers, has_teacher
 from oxrl.config.roles import roles_of
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import told_origin
@@ -40,6 +40,7 @@ def plan_text(cfg: Config) -> str:
     lines = {"run": run} | batch(cfg) | _evaluation(cfg)
     lines["policy"] = told_origin(cfg.model.name)
     lines["reference"] = reference_text(cfg)
+    lines["teachers"] = teachers_text(cfg)
     lines |= _sizes(cfg)
     lines["micro-batch"] = _micro_batches(cfg)
     lines["deadlines"] = _waits(cfg)
@@ -161,6 +162,25 @@ def _micro_batches(cfg: Config) -> str:
         return read_at_once(tokens, FIELD)
     found, why = tokens_by_rule(cfg, on_cpu=on_cpu(cfg))
     return read_at_once(found, f"{FIELD}: auto, {why}")
+
+
+def teachers_text(cfg: Config) -> str:
+    """Say who scores what is sampled, by what, and which rows; empty where nobody does.
+
+    Args:
+        cfg: of the run.
+    """
+    told: list[str] = []
+    asked = cfg.model.teachers if has_teacher(cfg) else {}
+    for name, teacher in asked.items():
+        who = teacher.name or f"the policy ({teacher.told_weights}) behind {teacher.prompt}"
+        dtype = teacher.dtype or cfg.model.dtype
+        by = {"local": f"as a model of this run, {dtype}", "vllm": f"by vLLM, {dtype}"}
+        how = by.get(teacher.engine, f"by the server at {teacher.url}")
+        others = "every row" if len(asked) == 1 else "every other row"
+        rows = f"rows of {', '.join(teacher.sources)}" if teacher.sources else others
+        told.append(f"{name}: {who}, {how}, {rows}")
+    return "; ".join(told)
 
 
 def _sizes(cfg: Config) -> Lines:

@@ -28,7 +28,7 @@ from oxrl.assembly.settle import (
     without_idle_actors,
 )
 from oxrl.config import Config
-from oxrl.config.conditions import sharing_is_read
+from oxrl.config.conditions import has_teacher, sharing_is_read
 from oxrl.config.field import SAMPLING
 from oxrl.config.reads import fields_read
 from oxrl.config.sections.reward import asked_rewards
@@ -340,6 +340,8 @@ def check_reward(cfg: Config, prepared: Prepared) -> str:
     """Check that the reward can be loaded, and scores prompts of the data."""
     if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
+    if cfg.has_no_reward:
+        return f"none: {cfg.train.row.name} reads none"
     if cfg.scores_nothing:
         return "none: rollout.from_samples has the scores"
     if not cfg.reward.exists:
@@ -391,6 +393,31 @@ def check_environment(cfg: Config, prepared: Prepared) -> str:
     from oxrl.assembly.episode_wiring import try_environment  # single turns do without
 
     return try_environment(prepared.assembly_of(cfg), prompts[0], prepared.patience)
+
+
+def check_teachers(cfg: Config, prepared: Prepared) -> str:
+    """Check that teachers are here, have the policy's tokens, and one is there for each row."""
+    if not has_teacher(cfg):
+        return ""
+    from oxrl.assembly.teachers import (  # most rows have none
+        check_sources,
+        check_templates,
+        check_vocabularies,
+    )
+
+    rows = [prompt for found in prepared.prompts.values() for prompt in found]
+    check_sources(cfg.model.teachers, rows)
+    check_templates(cfg.model.teachers, rows)
+    for name, asked in cfg.model.teachers.items():
+        if asked.name and asked.engine != "endpoint" and not is_builtin(asked.name):
+            check_model_folder(_folder_of(asked.name))
+        if asked.engine == "vllm" and find_spec("vllm") is None:
+            raise MissingExtraError(
+                f"model.teachers.{name}.engine: vllm is not installed: `make env-scale` on a CPU "
+                "machine, pip install -e '.[vllm]' for CUDA; or set it to local"
+            )
+    check_vocabularies(Assembly(_as_it_is_here(cfg)))
+    return ", ".join(cfg.model.teachers)
 
 
 def check_loss(cfg: Config, prepared: Prepared) -> str:
@@ -561,6 +588,7 @@ CHECKS: Mapping[str, Check] = {
     "prompts": check_prompts_read,
     "tokenizer": check_tokenizer,
     "data": check_data,
+    "teachers": check_teachers,
     "loss": check_loss,
     "features": check_features,
     "reward": check_reward,

@@ -76,6 +76,7 @@ LATE = {
     "reward": "it did not score prompts of the data",
     "environment": "it began no episode",
     "loss": "it was not tried",
+    "teachers": "no tokenizer or template of a teacher was read",
     "features": "they were not loaded",
     "trackers": "their packages were not found",
     "sampler": "its package was not looked for",

@@ -65,7 +65,7 @@ MOST_PER_SCORE = 1 << 17
 # Fresh workers that a sample gets after suspect ones.
 RETRIES = 2
 ADVICE = "See what it waits for, or raise run.deadlines.rollout"
-STATUSES = get_args(ScoreStatus)
+STATUSES = {*get_args(ScoreStatus)} - {"none"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -363,7 +363,7 @@ def check_error_rate(scores: Sequence[Score], max_error_rate: float) -> None:
     Raises:
         RewardError: more than `max_error_rate` of the scores are not ok; shows the first reason.
     """
-    failed = [score for score in scores if score.status != "ok"]
+    failed = [score for score in scores if score.status not in ("ok", "none")]
     if len(failed) > max_error_rate * len(scores):
         raise RewardError(
             f"the reward failed on {len(failed)} of {len(scores)} samples, more than "

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
-from oxrl.flat_config import PARTS, Changes, differences, flatten_config, written_config
+from oxrl.flat_config import PARTS, Changes, differences, flatten_config, named_in, written_config
 from oxrl.runs.checkpoints import list_checkpoints, remove_leftovers
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (
@@ -133,8 +133,9 @@ class Allowed:
     def rule(self, path: str) -> str:
         """Look up what becomes of the run by the change of a field."""
         section, _, _ = path.partition(".")
-        if path.startswith(f"{PARTS}."):
-            path = f"reward.{path.rpartition('.')[2]}"
+        field = named_in(path)
+        if field:
+            path = f"{'reward' if field == PARTS else field}.{path.rpartition('.')[2]}"
         return self.rules.get(path) or self.rules.get(section, FIXED)
 
 

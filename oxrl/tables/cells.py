@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from oxrl.tables.numbers import (
     BOOTSTRAP_ON_TRUNCATION,
+    CANDIDATES_REST,
     CLIP_DUAL,
     CLIP_HIGH,
     CLIP_LOW,
@@ -24,6 +25,7 @@ from oxrl.tables.numbers import (
     COV_LOW,
     CRITIC_LR,
     CRITIC_WARMUP_STEPS,
+    DIVERGENCE_ALPHA,
     DPPO_HIGH,
     DPPO_KL_HIGH,
     DPPO_KL_LOW,
@@ -55,6 +57,7 @@ from oxrl.tables.numbers import (
     NLL_COEFF,
     OVERLONG_BUFFER,
     PASS_K,
+    PREFIX_COEFF,
     PROXIMAL_COEFF,
     REFERENCE_SYNC_STEPS,
     REJECT_LEVEL,
@@ -68,6 +71,11 @@ from oxrl.tables.numbers import (
     SIMKO_BOOST,
     SPO,
     STEP_GAMMA,
+    TEACHER_CANDIDATES,
+    TEACHER_COEFF,
+    TEACHER_COEFF_END,
+    TEACHER_GAMMA,
+    TEACHER_MEAN,
     TOP_CANDIDATES,
     TURN_GAMMA,
     TURN_LAMBDA,
@@ -109,6 +117,7 @@ class Cell:
         numbers: keyword arguments of that function, with this cell's defaults. A ratio's are bounds
             that take the place of the gate's.
         needs: what it cannot do without.
+        rewarded: it reads rewards, where it is an advantage.
     """
 
     kind: str
@@ -116,6 +125,7 @@ class Cell:
     _: KW_ONLY
     numbers: Numbers = ()
     needs: tuple[Feature, ...] = ()
+    rewarded: bool = True
 
 
 # --- Features.
@@ -131,7 +141,15 @@ SCORE_NORMS = Feature(
     "score_norms", "squared probabilities of the policy before the update, one more forward pass"
 )
 GREEDY_ROLLOUT = Feature("greedy_rollout", "one greedy response per prompt under the same weights")
-TEACHER = Feature("teacher", "a teacher that scores the sampled tokens", built=False)
+TEACHER = Feature("teacher", "a teacher that scores the sampled tokens, model.teachers")
+TEACHER_TOP = Feature(
+    "teacher_top",
+    "a teacher that also tells its most likely tokens, model.teachers",
+    numbers=(TEACHER_CANDIDATES,),
+)
+PROMPTED_SELF = Feature(
+    "prompted_self", "the policy under another prompt as its teacher, model.teachers.NAME.prompt"
+)
 TOP_LOGPROBS = Feature(
     "top_logprobs",
     "logprobs of the sampler's top tokens, with gradient",
@@ -188,6 +206,8 @@ FEATURES: dict[str, Feature] = {
         SCORE_NORMS,
         GREEDY_ROLLOUT,
         TEACHER,
+        TEACHER_TOP,
+        PROMPTED_SELF,
         TOP_LOGPROBS,
         TOKEN_SELECTION,
         FULL_BATCH_CORRECTION,
@@ -233,8 +253,28 @@ _CELLS = (
     Cell("advantage", "greedy_baseline", needs=(GREEDY_ROLLOUT,)),
     Cell("advantage", "length_weighted_center", needs=(GROUPS,)),
     Cell("advantage", "mean_normalize", numbers=(MAXRL_ORDER,), needs=(GROUPS, BINARY_REWARDS)),
-    Cell("advantage", "teacher_gap", needs=(TEACHER,)),
-    Cell("advantage", "group_normalize_teacher", needs=(GROUPS, TEACHER)),
+    Cell("advantage", "none", rewarded=False),
+    Cell("advantage", "teacher_gap", numbers=(TEACHER_COEFF,), needs=(TEACHER,), rewarded=False),
+    Cell(
+        "advantage",
+        "teacher_return",
+        numbers=(TEACHER_GAMMA, TEACHER_MEAN),
+        needs=(TEACHER,),
+        rewarded=False,
+    ),
+    Cell(
+        "advantage",
+        "teacher_prefix_gap",
+        numbers=(PREFIX_COEFF,),
+        needs=(TEACHER,),
+        rewarded=False,
+    ),
+    Cell(
+        "advantage",
+        "group_normalize_teacher",
+        numbers=(TEACHER_COEFF, TEACHER_COEFF_END),
+        needs=(GROUPS, TEACHER),
+    ),
     Cell("ratio", "none"),
     Cell("ratio", "token"),
     Cell("ratio", "sequence"),
@@ -264,6 +304,12 @@ _CELLS = (
     Cell("gate", "policy_gradient"),
     Cell("gate", "importance_sampling"),
     Cell("gate", "vespo"),
+    Cell(
+        "gate",
+        "teacher_divergence",
+        numbers=(DIVERGENCE_ALPHA, CANDIDATES_REST),
+        needs=(TEACHER_TOP,),
+    ),
     Cell("selection", "clip_cov", numbers=(COV_FRACTION, COV_LOW, COV_HIGH)),
     Cell("selection", "kl_cov", numbers=(COV_FRACTION,)),
     Cell("selection", "simko", numbers=(EXPLORE_QUANTILE,)),

@@ -14,6 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 T = TypeVar("T", bound="float | str | None")
 Value = float | int | str | bool | None
 Level = Literal["token", "sequence", "geometric"]
+# What becomes of the tokens of which a teacher has told nothing.
+Rest = Literal["sampled", "truncated", "renormalised", "tail_bucket"]
 
 
 def head_chunk(vocabulary: int) -> int:
@@ -587,6 +589,61 @@ REFERENCE_SYNC_RATE = Number(
     gt=0,
     le=1,
     source="TR-DPO, arXiv:2404.09656",
+)
+
+# --- Teachers.
+TEACHER_COEFF = Number("teacher_coeff", 1.0, "Weight of the teacher in the advantage.", ge=0)
+KDRL_TEACHER_COEFF = TEACHER_COEFF.at(5e-3)
+TEACHER_COEFF_END: Number[float | None] = Number(
+    "teacher_coeff_end",
+    None,
+    "Weight of the teacher in the last step, to which it moves along a line; null: it stays.",
+    ge=0,
+)
+KDRL_TEACHER_COEFF_END = TEACHER_COEFF_END.at(1e-3)
+TEACHER_GAMMA = Number(
+    "teacher_gamma",
+    1.0,
+    "How much of the teacher's next gap counts for a token; 0: its own alone, as opd.",
+    ge=0,
+    le=1,
+    source="MiniLLM, arXiv:2306.08543",
+)
+TEACHER_MEAN = Number(
+    "teacher_mean",
+    False,
+    "Whether a token counts the mean of the gaps from there on, MiniLLM's length normalisation, "
+    "instead of their sum.",
+)
+PREFIX_COEFF = Number(
+    "prefix_coeff",
+    0.5,
+    "IW-OPD: how much more the first tokens count than the last; 0: as opd.",
+    ge=0,
+    source="arXiv:2606.22600",
+)
+TEACHER_CANDIDATES = Number(
+    "teacher_candidates",
+    16,
+    "Most likely tokens of the teacher, whose share of the divergence is exact.",
+    ge=1,
+    unit="tokens",
+)
+DIVERGENCE_ALPHA = Number(
+    "divergence_alpha",
+    1.0,
+    "Which divergence from the teacher: 1: KL(policy || teacher); 0: KL(teacher || policy); "
+    "from 0.01 to 0.99: Jensen-Shannon.",
+    ge=0,
+    le=1,
+)
+GKD_ALPHA = DIVERGENCE_ALPHA.at(0.5, "GKD, arXiv:2306.13649")
+CANDIDATES_REST: Number[Rest] = Number(
+    "candidates_rest",
+    "sampled",
+    "All tokens that are no candidates: sampled: estimated from the sampled token, without bias; "
+    "with bias, to compare with: truncated: left out; renormalised: left out, and both models "
+    "scaled up to 1 without them; tail_bucket: one token with all their probability.",
 )
 
 # --- Rejection-sampling fine-tuning, and reward models.

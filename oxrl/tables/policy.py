@@ -21,6 +21,7 @@ from oxrl.tables.cells import (
     INTERPOLATED_ANCHOR,
     OVERLONG_PENALTY,
     POSITIVE_NLL,
+    PROMPTED_SELF,
     REFERENCE_RESET,
     ROUTING,
     Cell,
@@ -37,11 +38,15 @@ from oxrl.tables.numbers import (
     CRITIC_WARMUP_STEPS,
     DAPO_CLIP_HIGH,
     GAE_LAMBDA,
+    GKD_ALPHA,
+    KDRL_TEACHER_COEFF,
+    KDRL_TEACHER_COEFF_END,
     KEEP_PER_PROMPT,
     KEEP_REWARD,
     KL_COEFF,
     NLL_COEFF,
     REFERENCE_SYNC_RATE,
+    TEACHER_CANDIDATES,
     Level,
     Number,
     Numbers,
@@ -145,6 +150,17 @@ class Row:
         return self.has(GROUPS) or self.has(DYNAMIC_SAMPLING)
 
     @property
+    def reads_advantage(self) -> bool:
+        """True if an advantage decides what a token learns."""
+        return self.advantage != "none"
+
+    @property
+    def reads_rewards(self) -> bool:
+        """True if what the responses earn reaches the loss, by the advantage or the reward's KL."""
+        cell = find_cell("advantage", self.advantage)
+        return self.recipe == "rl" and (cell.rewarded or self.kl.startswith("reward_"))
+
+    @property
     def moves_reference(self) -> bool:
         """True if the reference follows the policy, in all of its weights."""
         return REFERENCE_SYNC_RATE in self.numbers
@@ -211,6 +227,11 @@ class Algorithm(NamedTuple):
 
 
 PPO_LAMBDA = GAE_LAMBDA.at(0.95, "PPO, arXiv:1707.06347, table 3; the code of arXiv:1909.08593")
+# Of a loss without advantages.
+DIVERGENCE_PROOFS = {
+    "zero_advantage": "the loss reads no advantages",
+    "effective_weight": "the loss reads no advantages",
+}
 ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
 # Name, source, what it is; then the cells that are not the default ones, the numbers, and words.
@@ -884,14 +905,100 @@ _ROWS = (
         ratio="none",
         gate="policy_gradient",
         use="A stronger model with the same tokenizer is at hand.",
+        deviation=(
+            "Its mean is the gradient of the sum of KL(policy || teacher) of every token, those "
+            "before it held fixed; a gap of more than 10 nats counts as 10, which biases it."
+        ),
+    ),
+    Row(
+        "opd_topk",
+        "arXiv:2306.13649",
+        "divergence from the teacher: exact over its most likely tokens, sampled for the rest",
+        advantage="none",
+        denominator="rollout",
+        gate="teacher_divergence",
+        use="As opd, with less noise: small batches learn faster.",
+        deviation=(
+            "The estimate is oxRL's own. Its mean is the value and the gradient of the sum of the "
+            "divergences of every token, those before it held fixed, whatever the candidates are; "
+            "where policy and teacher agree both are 0 for each sample. Common ways to leave out "
+            "the rest are biased: train.candidates_rest."
+        ),
+        exempt=DIVERGENCE_PROOFS,
+    ),
+    Row(
+        "minillm",
+        "arXiv:2306.08543",
+        "on-policy distillation that counts for a token what the teacher says of all that follows",
+        advantage="teacher_return",
+        ratio="none",
+        gate="policy_gradient",
+        use="A small student that should stay where the teacher follows; noisier than opd.",
+        deviation=(
+            "With train.teacher_gamma 1 its mean is the gradient of the KL of whole responses; "
+            "train.teacher_mean, the paper's length normalisation, is biased. Without the paper's "
+            "mixed sampling, its split of the first step, and its language modelling term."
+        ),
+    ),
+    Row(
+        "iw_opd",
+        "arXiv:2606.22600",
+        "opd that weighs a token by how far policy and teacher still agreed before it",
+        advantage="teacher_prefix_gap",
+        ratio="none",
+        gate="policy_gradient",
+        use="Long responses, after whose first errors the teacher's advice is noise.",
+        deviation="The weights make it biased for any divergence, on purpose.",
     ),
     Row(
         "kdrl",
         "arXiv:2506.02208",
         "group advantage plus the teacher's gap",
         advantage="group_normalize_teacher",
-        overrides=(DAPO_CLIP_HIGH,),
+        overrides=(DAPO_CLIP_HIGH, KDRL_TEACHER_COEFF, KDRL_TEACHER_COEFF_END),
         use="A teacher and a verifier together.",
+        deviation="The teacher's weight falls along a line, as the paper's does; its size is ours.",
+    ),
+    Row(
+        "opsd",
+        "arXiv:2601.18734",
+        "divergence from the policy itself, shown more: what it does with a hint it learns without",
+        advantage="none",
+        denominator="rollout",
+        gate="teacher_divergence",
+        features=(PROMPTED_SELF,),
+        use="Answers or worked solutions are at hand, and no stronger model.",
+        deviation="The estimate of opd_topk.",
+        exempt=DIVERGENCE_PROOFS,
+    ),
+    Row(
+        "sdpo",
+        "arXiv:2601.20802",
+        "opsd whose hint is feedback on the response, or another one that succeeded",
+        advantage="none",
+        denominator="rollout",
+        gate="teacher_divergence",
+        features=(PROMPTED_SELF,),
+        overrides=(GKD_ALPHA, TEACHER_CANDIDATES.at(100, "arXiv:2601.20802")),
+        use="Environments and rewards that say what was wrong.",
+        deviation=(
+            "Jensen-Shannon over 100 candidates, as in the paper, with the estimate of opd_topk in "
+            "place of its tail; TRL's defaults are reverse KL of the sampled token with a capped "
+            "ratio and averaged weights of the teacher."
+        ),
+        exempt=DIVERGENCE_PROOFS,
+    ),
+    Row(
+        "prompt_distil",
+        "arXiv:2112.00861, arXiv:2209.15189",
+        "opsd whose hint is the same for every row: what a prompt does is moved into the weights",
+        advantage="none",
+        denominator="rollout",
+        gate="teacher_divergence",
+        features=(PROMPTED_SELF,),
+        use="A long system prompt that should not be paid for any more.",
+        deviation="On the policy's own samples, with the estimate of opd_topk.",
+        exempt=DIVERGENCE_PROOFS,
     ),
     # --- no reinforcement learning
     Row(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from oxrl.config.checks.usual import check_groups, several_samples
-from oxrl.config.conditions import SHARING, obstacles
+from oxrl.config.conditions import SHARING, has_teacher, obstacles
 from oxrl.config.schema import Config
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Check, Problem, Problems, at
@@ -319,6 +319,10 @@ def check_features(cfg: Config) -> Problems:
     for need in cfg.train.row.needs:
         if need in OF_FEATURE:
             yield from OF_FEATURE[need](cfg)
+    if has_teacher(cfg):
+        from oxrl.config.checks.teachers import check_teacher  # most rows have none
+
+        yield from check_teacher(cfg)
 
 
 # --- Code of the user's own.

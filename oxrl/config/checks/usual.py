@@ -115,7 +115,7 @@ def check_reward(cfg: Config) -> Problems:
         parts = {name: part.model_dump(exclude_unset=True) for name, part in reward.parts.items()}
         yield Problem("reward.parts", rule, parts, also=("reward.name",))
         return
-    if not reward.exists and not cfg.environment.name:
+    if not reward.exists and not cfg.environment.name and not cfg.has_no_reward:
         yield Problem(
             "reward.name",
             "is required: what scores a response; one of math, exact or path.py:function",

@@ -1,5 +1,5 @@
-"""Sections `model` and `lora`: what is trained, and what a model is that is named by the run that
-trained it.
+"""Sections `model` and `lora`: what is trained, who teaches it, and what a model is that is named
+by the run that trained it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,21 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from oxrl.config.conditions import has_adapter, on_the_hub, reads_images, sends_adapters
+from oxrl.config.conditions import (
+    has_adapter,
+    has_teacher,
+    on_the_hub,
+    reads_images,
+    sends_adapters,
+)
 from oxrl.config.field import Aka, Section, setting
 from oxrl.errors import OxrlError
 from oxrl.modelfiles.chat_templates import TRAINING_TEMPLATES
 from oxrl.modelfiles.dims import model_context, model_dims
 from oxrl.runs.checkpoints import is_run, named_run
+
+# Weights of a teacher that follows the policy: its name under `weights`.
+EMA = "ema"
 
 
 def _taken(name: str) -> str:
@@ -32,6 +41,81 @@ def _taken(name: str) -> str:
 
 # The name of a model, or the directory of a run that trained one.
 Learned = Annotated[str, AfterValidator(_taken)]
+
+
+def _followed(weights: str | dict[str, float]) -> str | dict[str, float]:
+    """Refuse a mapping that does not say how fast a teacher follows the policy."""
+    if isinstance(weights, dict) and (set(weights) != {EMA} or not 0 < weights[EMA] <= 1):
+        raise ValueError(
+            "must be live, frozen or {ema: SHARE}, the share of the policy that its weights take "
+            "in after each rollout step, above 0 and at most 1"
+        )
+    return weights
+
+
+class Teacher(Section):
+    """A model that scores what the policy samples, under `model.teachers`."""
+
+    name: Learned = setting(
+        "",
+        "Folder, hub name, builtin:<name>, or a run: what it learned; with engine endpoint what "
+        "the server calls it. Empty: the policy itself, under another prompt.",
+    )
+    revision: str | None = setting(None, "As model.revision.", min_length=1)
+    dtype: Literal["float32", "bfloat16"] | None = setting(
+        None, "Type of its weights; null: model.dtype."
+    )
+    device: str | None = setting(
+        None,
+        "Where a local teacher computes, such as cpu or cuda:1; null: where the policy does.",
+        min_length=1,
+    )
+    engine: Literal["local", "vllm", "endpoint"] = setting(
+        "local",
+        "What asks it: what trains the policy; vLLM in a process of its own; or a server of vLLM's "
+        "at url.",
+    )
+    url: str = setting("", "Of engine endpoint: http://HOST:PORT/v1.", resume="free")
+    key_env: str = setting(
+        "", "Environment variable with the key of url, where it wants one.", resume="free"
+    )
+    sources: list[str] = setting(
+        [], "Rows that it scores, by their source; empty: every row that no other teacher names."
+    )
+    prompt: str = setting(
+        "",
+        "Jinja file that writes the last message of the prompt as the policy itself is to see it "
+        "when it teaches, from `prompt` and what `reads` names.",
+    )
+    reads: list[str] = setting(
+        [],
+        "What the template reads beside `prompt`: answer, feedback (what the reward or environment "
+        "said), peer (another response to the prompt that succeeded), or fields of the row; a row "
+        "that lacks one has no teacher.",
+    )
+    weights: Annotated[Literal["live", "frozen"] | dict[str, float], AfterValidator(_followed)] = (
+        setting(
+            "live",
+            "The policy's own that teach under another prompt: live: those of the step; frozen: "
+            "those of the start; {ema: 0.05}: a moving average, which takes in such a share of "
+            "them after each rollout step.",
+        )
+    )
+
+    @property
+    def follows(self) -> float:
+        """Share of the policy that its weights take in after a rollout step; 0: none."""
+        return self.weights[EMA] if isinstance(self.weights, dict) else 0.0
+
+    @property
+    def told_weights(self) -> str:
+        """Its weights, where they are the policy's, in words."""
+        return f"averaged by {self.follows:g}" if self.follows else str(self.weights)
+
+    @property
+    def own_weights(self) -> bool:
+        """True if it is a model beside the policy, on the engine that trains."""
+        return self.engine == "local" and not (self.prompt and self.weights == "live")
 
 
 class ModelConfig(Section):
@@ -132,6 +216,12 @@ class ModelConfig(Section):
         ),
     )
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
+    teachers: dict[str, Teacher] = setting(
+        {},
+        "Models with the policy's vocabulary that score what it samples, by names of your own.",
+        when=has_teacher,
+        aka=Aka("teacher_model", "teacher_model_name_or_path", note="a mapping: {NAME: {name: X}}"),
+    )
 
     @property
     def weight_bytes(self) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from oxrl.checkpoint import Saved
-from oxrl.engines.train import TrainEngine
+from oxrl.engines.train import Scorer, TrainEngine
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.session import RolloutProgress
@@ -32,6 +32,9 @@ from oxrl.types import (
     Want,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 # Name of a reward and groups -> what it gives for each of their responses.
 ScoreBy = Callable[[str, Sequence[Group]], Scores]
 # Places in the order of a file's rows -> those conversations, as they are learned from.
@@ -39,6 +42,31 @@ RowsAt = Callable[[range], SupervisedBatch]
 # Optimizer steps done -> what the policy answers to the prompts of a file then, scored by the
 # reward of the run: as many answers in a row per prompt as `rollout.eval_samples` says.
 AnswersAt = Callable[[int], Rollouts]
+
+
+class Hint(NamedTuple):
+    """Another prompt, which the policy sees when it teaches itself.
+
+    template: Jinja text of its last message. reads: names that the template is given beside
+    `prompt`. follows: share of the policy that the teacher's weights take in after a rollout step;
+    0: none.
+    """
+
+    template: str
+    reads: tuple[str, ...]
+    follows: float
+
+
+class Teacher(NamedTuple):
+    """Who scores what the policy samples.
+
+    scorer: who is asked. sources: of rows that it scores; empty: those that no other teacher names.
+    hint: None of another model.
+    """
+
+    scorer: Scorer
+    sources: frozenset[str]
+    hint: Hint | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +77,7 @@ class FeatureInputs:
     models: engines by role, of every model that has weights of its own. part_weights: of the parts
     of the reward, by name. compared_parts: those that the row compares one by one; empty: it
     compares their sum. seed: of the run. plays: an environment answers the policy.
+    teachers: of `model.teachers`, by name. tokenizer: of the policy.
 
     score: by another reward, `score(name, groups)`, loaded when it is asked for first.
     rows: opens a file of conversations; None: features get none.
@@ -62,6 +91,8 @@ class FeatureInputs:
     compared_parts: tuple[str, ...] = ()
     seed: int = 0
     plays: bool = False
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
+    tokenizer: PreTrainedTokenizerBase | None = None
     score: ScoreBy | None = None
     rows: Callable[[str], RowsAt] | None = None
 

@@ -1,7 +1,8 @@
-"""The class of every feature that a row of the table may need."""
+"""The class of every feature that a row of the table may need, of the core or beside it."""
 
 from __future__ import annotations
 
+from oxrl.entry_points import ROW_FEATURES, own_function
 from oxrl.recipes.features.adaptive_kl import AdaptiveKL
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.features.critic import Critic
@@ -37,4 +38,5 @@ FEATURES: dict[str, type[Feature]] = {
 
 def build_features(given: FeatureInputs) -> list[Feature]:
     """The features that the row asks for, in the order of its needs."""
-    return [FEATURES[need](given) for need in given.row.needs if need in FEATURES]
+    made = [FEATURES.get(need) or own_function(ROW_FEATURES, need) for need in given.row.needs]
+    return [make(given) for make in made if make is not None]

@@ -1,0 +1,188 @@
+"""Every row of a step is shown to its own teacher, by the source of its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oxrl.errors import DataError, EngineError, required
+from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared, Teacher
+from oxrl.recipes.session import RolloutProgress
+from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, Rollouts, Want
+from oxrl_teachers.hints import HintedRows
+
+# More rows of a step without a teacher's answer end the run.
+MOST_UNANSWERED = 0.5
+
+
+class AsksTeachers(Feature):
+    """The base of what learns from teachers.
+
+    A row that its teacher did not answer is not trained on, and counted: no number stands for what
+    was not said.
+
+    Args:
+        given: what the run is made of.
+    """
+
+    def __init__(self, given: FeatureInputs) -> None:
+        self.teachers = given.teachers
+        self._by_source = sources_of(given.teachers)
+        tokenizer = required(given.tokenizer, "a tokenizer")
+        self._hinted = {
+            name: HintedRows(teacher.hint, tokenizer)
+            for name, teacher in given.teachers.items()
+            if teacher.hint is not None
+        }
+        self._vocabulary = len(tokenizer)
+        self._rollouts: Rollouts = []
+        self._unanswered = torch.zeros(0, dtype=torch.bool)
+
+    def on_sampled(self, rollouts: Rollouts) -> None:
+        """Keep what the rows of the step were made of."""
+        self._rollouts = rollouts
+        for hinted in self._hinted.values():
+            hinted.take(rollouts)
+
+    def ask(self, rollouts: RolloutBatch, want: Want) -> Output:
+        """Show rows to their teachers.
+
+        Args:
+            rollouts: B rows of the step that `on_sampled` saw.
+            want: "logprobs", and "top_k=<K>".
+
+        Returns:
+            On the CPU, [B, T] and [B, T, K]: NaN and id -1 where nothing was said.
+
+        Raises:
+            DataError: no teacher is there for the source of a row.
+            EngineError: more than half of the rows were not answered.
+        """
+        places = required(rollouts.places, "places").tolist()
+        names = [self.teacher_of(self._rollouts[place]) for place in places]
+        answers = Answers(rollouts.inputs.tokens.shape, want)
+        for name, teacher in self.teachers.items():
+            rows = torch.tensor([row for row, own in enumerate(names) if own == name])
+            if not len(rows):
+                continue
+            if name in self._hinted:
+                asked = [places[row] for row in rows.tolist()]
+                said = self._hinted[name].ask(teacher.scorer, asked, rollouts.select(rows), want)
+            else:
+                said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
+            answers.put(rows, self.known(said))
+        mask = rollouts.inputs.response_mask
+        self._unanswered = (answers.logprobs.isnan() & mask).any(1)
+        share = float(self._unanswered.double().mean()) if len(mask) else 0.0
+        if share > MOST_UNANSWERED:
+            raise EngineError(
+                f"model.teachers: {int(self._unanswered.sum())} of {len(mask)} rows of a step have "
+                "no answer of their teacher, and at most half may: see the log for the first one"
+            )
+        return answers.output()
+
+    def teacher_of(self, rollout: Rollout) -> str:
+        """Name the teacher of a row.
+
+        Args:
+            rollout: a sample of the step.
+
+        Raises:
+            DataError: there is none.
+        """
+        source = rollout.prompt.source
+        name = self._by_source.get(source) or self._by_source.get(None)
+        if name is None:
+            known = ", ".join(sorted(filter(None, self._by_source)))
+            raise DataError(
+                f"model.teachers: a row's source is {source!r}, which no teacher names; they name "
+                f"{known}. Add it to one, or leave sources out of one, which then has all others"
+            )
+        return name
+
+    def known(self, said: Output) -> Output:
+        """Leave out candidates that are no tokens of the vocabulary.
+
+        Args:
+            said: by a teacher.
+
+        Raises:
+            EngineError: one of them has probability.
+        """
+        ids, logprobs = said.top_ids, said.top_logprobs
+        if ids is None or logprobs is None:
+            return said
+        beyond = ids >= self._vocabulary
+        mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
+        if mass > 1e-6:
+            raise EngineError(
+                f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
+                f"policy's tokenizer has not, ids from {self._vocabulary} on: take one of the same "
+                "family"
+            )
+        return replace(
+            said,
+            top_ids=ids.masked_fill(beyond, -1),
+            top_logprobs=logprobs.masked_fill(beyond, float("nan")),
+        )
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """Leave rows without an answer out of the update."""
+        inputs = batch.inputs
+        mask = inputs.response_mask & ~self._unanswered[:, None]
+        return replace(batch, inputs=replace(inputs, response_mask=mask))
+
+    def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
+        """Count rows without an answer."""
+        return {"teacher/left_out": float(self._unanswered.sum())}
+
+
+def sources_of(teachers: Mapping[str, Teacher]) -> dict[str | None, str]:
+    """Map each source to the name of its teacher; None to that of all sources that none names.
+
+    Args:
+        teachers: by name.
+    """
+    found: dict[str | None, str] = {}
+    for name, teacher in teachers.items():
+        found |= dict.fromkeys(teacher.sources, name) if teacher.sources else {None: name}
+    return found
+
+
+class Answers:
+    """The answers of several teachers, put together.
+
+    Args:
+        shape: B rows, T tokens.
+        want: what is asked.
+    """
+
+    def __init__(self, shape: torch.Size, want: Want) -> None:
+        asked = [int(field.partition("=")[2]) for field in want if field.startswith("top_k=")]
+        nothing = float("nan")
+        self.logprobs = torch.full(shape, nothing)
+        self._ids: Tensor | None = None
+        self._top: Tensor | None = None
+        if asked:
+            self._ids = torch.full((*shape, asked[0]), -1)
+            self._top = torch.full((*shape, asked[0]), nothing)
+
+    def put(self, rows: Tensor, said: Output) -> None:
+        """Take in what a teacher said.
+
+        Args:
+            rows: [N] int64, of which.
+            said: [N, T], [N, T, K].
+        """
+        length = required(said.logprobs, "logprobs").shape[1]
+        self.logprobs[rows, :length] = required(said.logprobs, "logprobs").float()
+        if self._ids is not None and self._top is not None:
+            self._ids[rows, :length] = required(said.top_ids, "candidates")
+            self._top[rows, :length] = required(said.top_logprobs, "their logprobs").float()
+
+    def output(self) -> Output:
+        """Return what was said of all rows."""
+        return Output(logprobs=self.logprobs, top_ids=self._ids, top_logprobs=self._top)
