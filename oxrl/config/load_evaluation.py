@@ -18,7 +18,6 @@ from oxrl.config.checks.sampling import check_action, check_environment
 from oxrl.config.checks.usual import (
     check_evaluation_file,
     check_model,
-    check_model_files,
     check_reward,
     check_training_files,
 )
@@ -44,7 +43,6 @@ OF_EVERY_EVALUATION = (
     check_deepspeed,
     check_samplers,
     check_model,
-    check_model_files,
     check_template,
     check_attention,
     check_offload,

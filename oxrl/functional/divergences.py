@@ -37,12 +37,10 @@ from oxrl.functional.masks import (
     weighted_sum,
 )
 from oxrl.functional.ratios import MAX_LOG_RATIO
-from oxrl.tables.numbers import CANDIDATES_REST, DIVERGENCE_ALPHA, Rest
+from oxrl.tables.numbers import CANDIDATES_REST, DIVERGENCE_ALPHA, LEAST_ALPHA, Rest
 
 # Of 1 / mu: float32 ends at exp(88).
 MAX_LOG_INVERSE = 80.0
-# Between this and 1 minus this a Jensen-Shannon divergence is not yet nearly a multiple of a KL.
-LEAST_ALPHA = 0.01
 # Nats of a candidate that there is none of: it adds 0 to everything.
 ABSENT = -1e4
 

@@ -399,15 +399,10 @@ def check_teachers(cfg: Config, prepared: Prepared) -> str:
     """Check that teachers are here, have the policy's tokens, and one is there for each row."""
     if not has_teacher(cfg):
         return ""
-    from oxrl.assembly.teachers import (  # most rows have none
-        check_sources,
-        check_templates,
-        check_vocabularies,
-    )
+    from oxrl.assembly.teachers import check_rows, check_vocabularies  # most rows have none
 
     rows = [prompt for found in prepared.prompts.values() for prompt in found]
-    check_sources(cfg.model.teachers, rows)
-    check_templates(cfg.model.teachers, rows)
+    check_rows(cfg.model.teachers, rows)
     for name, asked in cfg.model.teachers.items():
         if asked.name and asked.engine != "endpoint" and not is_builtin(asked.name):
             check_model_folder(_folder_of(asked.name))

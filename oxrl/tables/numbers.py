@@ -629,6 +629,8 @@ TEACHER_CANDIDATES = Number(
     ge=1,
     unit="tokens",
 )
+# From this to 1 minus this a Jensen-Shannon divergence is not yet nearly a multiple of a KL.
+LEAST_ALPHA = 0.01
 DIVERGENCE_ALPHA = Number(
     "divergence_alpha",
     1.0,

@@ -320,9 +320,9 @@ def check_features(cfg: Config) -> Problems:
         if need in OF_FEATURE:
             yield from OF_FEATURE[need](cfg)
     if has_teacher(cfg):
-        from oxrl.config.checks.teachers import check_teacher  # most rows have none
+        from oxrl.config.checks.teachers import check_teachers  # most rows have none
 
-        yield from check_teacher(cfg)
+        yield from check_teachers(cfg)
 
 
 # --- Code of the user's own.

@@ -32,19 +32,8 @@ FAR_OUT = 1e4
 def check_model(cfg: Config) -> Problems:
     """The model is there, as far as that can be seen without the network."""
     name = cfg.model.name
-    if is_builtin(name):
-        if name not in BUILTIN_DIMS:
-            names = ", ".join(sorted(BUILTIN_DIMS))
-            yield at("model.name", f"must be one of {names}{did_you_mean(name, BUILTIN_DIMS)}")
-    elif name.startswith((".", "/", "~")):
-        folder = Path(name)
-        files = ("config.json", ADAPTER_CONFIG, REFERENCE_FILE)
-        if not any((folder / file).is_file() for file in files):
-            state = "has no config.json" if folder.is_dir() else "is no folder"
-            yield at(
-                "model.name",
-                f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
-            )
+    for rule in named_model_problems(name):
+        yield at("model.name", rule)
     limit = cfg.model.max_length
     context = model_context(name)
     if limit is not None and context is not None and limit > context:
@@ -55,18 +44,34 @@ def check_model(cfg: Config) -> Problems:
         )
 
 
-def check_model_files(cfg: Config) -> Problems:
-    """The model is a causal language model, and its files are whole where they are here."""
-    name = cfg.model.name
+def named_model_problems(name: str) -> list[str]:
+    """Find what is wrong with the name of a model, as far as that can be seen here.
+
+    Args:
+        name: of a causal language model: built in, of a folder, or on the hub.
+    """
+    found: list[str] = []
+    folder = Path(name)
+    if is_builtin(name):
+        if name not in BUILTIN_DIMS:
+            names = ", ".join(sorted(BUILTIN_DIMS))
+            found.append(f"must be one of {names}{did_you_mean(name, BUILTIN_DIMS)}")
+    elif name.startswith((".", "/", "~")):
+        files = ("config.json", ADAPTER_CONFIG, REFERENCE_FILE)
+        if not any((folder / file).is_file() for file in files):
+            state = "has no config.json" if folder.is_dir() else "is no folder"
+            found.append(
+                f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
+            )
     unsupported = why_unsupported(name)
     if unsupported is not None:
-        yield at("model.name", unsupported)
-    folder = Path(name)
+        found.append(unsupported)
     is_reference = (folder / REFERENCE_FILE).is_file()
     if folder.is_dir() and (is_reference or any(folder.glob("[!.]*.safetensors*"))):
         damages = folder_problems(folder)
         if damages:
-            yield at("model.name", "; ".join(damages))
+            found.append("; ".join(damages))
+    return found
 
 
 def check_training_files(cfg: Config) -> Problems:

@@ -15,12 +15,10 @@ from torch import Tensor
 from oxrl.checkpoint import Saved
 from oxrl.errors import did_you_mean
 from oxrl.functional.group_advantages import AdvantageInputs
-from oxrl.functional.masks import LossAndMetrics
-from oxrl.recipes.features.base import AnswersAt, Feature, FeatureInputs, Planned, Prepared
-from oxrl.recipes.session import RolloutProgress
+from oxrl.recipes.features.base import Feature, FeatureInputs, Planned
 from oxrl.tables.numbers import Value
 from oxrl.tables.user_code import FEATURE
-from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Rollouts
+from oxrl.types import PolicyBatch, RolloutBatch
 from oxrl.usercode.find import UserCode, find
 
 WANTED = (
@@ -124,54 +122,6 @@ class OwnFeature(Feature):
         for name in SETTINGS:
             setattr(self, name, getattr(made, name))
 
-    def on_assembled(self, answers: Callable[[str], AnswersAt]) -> None:
-        """See Feature, here and below."""
-        self._ask("on_assembled", answers)
-
-    def on_sampled(self, rollouts: Rollouts) -> None:
-        self._ask("on_sampled", rollouts)
-
-    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
-        return self._ask("on_rollouts", batch)
-
-    def on_advantage_inputs(
-        self, inputs: AdvantageInputs, rollouts: RolloutBatch
-    ) -> AdvantageInputs:
-        return self._ask("on_advantage_inputs", inputs, rollouts)
-
-    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
-        return self._ask("on_prepared", batch, prepared)
-
-    def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
-        return self._ask("steer", batch, progress)
-
-    def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
-        return self._ask("on_minibatch", batch)
-
-    def loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics | None:
-        found = self._ask("loss", output, batch)
-        if found is None:
-            return None
-        term, metrics = found if len(found) == 2 else (None, None)
-        if not isinstance(term, Tensor) or term.dim() or not isinstance(metrics, dict):
-            raise self._code.problem("loss has to give a scalar tensor and a dict of metrics")
-        return term, metrics
-
-    def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics | None:
-        return self._ask("add_gradients", rows, batch)
-
-    def holds_policy(self, step: int) -> bool:
-        return self._ask("holds_policy", step)
-
-    def optim_step(self, *, skip: bool) -> Metrics:
-        return self._ask("optim_step", skip=skip)
-
-    def after_updates(self, before: int, step: int) -> None:
-        self._ask("after_updates", before, step)
-
-    def measure(self, before: int, step: int) -> Metrics:
-        return self._ask("measure", before, step)
-
     def saved(self) -> dict[str, Saved]:
         """Return what it keeps over a resume, if it has `save` and `load`."""
         made = self._code.value
@@ -188,12 +138,26 @@ class OwnFeature(Feature):
         """Restore what `save` wrote."""
         self._code.call(self._code.value.load, directory)
 
-    def _ask(self, hook: str, *args: Any, **named: Any) -> Any:
+    def ask(self, hook: str, *args: Any, **named: Any) -> Any:
+        """Call a hook of the user's.
+
+        Args:
+            hook: its name.
+            args, named: what it is called with.
+
+        Returns:
+            What it gave, which is of the kind that `RETURNS` says.
+
+        Raises:
+            ConfigError: it raised something, or gave something else.
+        """
         found = self._code.call(getattr(self._code.value, hook), *args, **named)
         kinds = RETURNS[hook]
         if not isinstance(found, kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
             raise self._code.problem(f"{hook} gave {type(found).__name__}, has to give {wanted}")
+        if hook == "loss" and found is not None and not _is_term(found):
+            raise self._code.problem("loss has to give a scalar tensor and a dict of metrics")
         return found
 
     def __getstate__(self) -> Any:
@@ -202,3 +166,23 @@ class OwnFeature(Feature):
     def __setstate__(self, state: Any) -> None:
         self._name, self._code = state
         self._take_settings()
+
+
+def _is_term(found: tuple[Any, ...]) -> bool:
+    """True of a scalar tensor and a dict, which a term of the loss is."""
+    if len(found) != 2 or not isinstance(found[0], Tensor):
+        return False
+    return not found[0].dim() and isinstance(found[1], dict)
+
+
+def _asks(hook: str) -> Callable[..., Any]:
+    """Make the method of a hook, which asks the user's."""
+
+    def method(self: OwnFeature, *args: Any, **named: Any) -> Any:
+        return self.ask(hook, *args, **named)
+
+    return method
+
+
+for _hook in RETURNS:
+    setattr(OwnFeature, _hook, _asks(_hook))
