@@ -21,6 +21,7 @@ TOKEN_NUMBERS = {
     "kl": "kl",
     "entropy": "entropy",
     "logprobs": "logprob",
+    "teacher_gap": "teacher's gap",
     "versions": "version",
 }
 
@@ -48,6 +49,8 @@ class TokenReader:
         beside = file.with_suffix(".update.safetensors")
         if beside.is_file():
             tensors |= load_tensors(beside)
+        if "teacher_logprobs" in tensors and "logprobs" in tensors:
+            tensors["teacher_gap"] = tensors["teacher_logprobs"] - tensors["logprobs"]
         kept = places[: len(tensors["tokens"])]
         return {str(place): self._row(tensors, row) for row, place in enumerate(kept)}
 

@@ -38,8 +38,13 @@ FRUITLESS = 10  # optimizer steps
 # Of probes by another grader, see packages/oxrl_features/held_out_grader.py.
 GAP = "monitor/gap_low"
 RIGHT = "monitor/grader"
+# Of teachers, see packages/oxrl_teachers/features.py.
+FIRST_GAP = "teacher/gap_first"
+LAST_GAP = "teacher/gap_last"
 WIDER = 0.1  # of the gap's lower end, since the probe that the grader liked best
 PROBES = 3
+LOST = 1.0  # nats per token, from the first to the last fifth of responses
+CLAMPED = 0.1  # of the tokens
 # Why samples were dropped, by the metric that counts them.
 DROPPED = {
     "samples/dropped_unscored": "have no reward, because it failed; samples.jsonl has the reasons",
@@ -265,6 +270,29 @@ def why_nothing_trained(seen: History) -> str:
     if seen.line.get("reward/zero_variance_groups", 0.0) == 1:
         told.append("all rewards of a group are equal (reward/zero_variance_groups)")
     return f"{', '.join(told) or 'the gradient is 0'}. "
+
+
+def below(name: str, bound: float) -> Callable[[History], bool]:
+    """Make a sign that one metric shows by itself, where it is low.
+
+    Args:
+        name: of the metric; a line without it shows nothing.
+        bound: below which it does.
+
+    Returns:
+        Whether the newest line shows it.
+    """
+
+    def shown(seen: History) -> bool:
+        return seen.line.get(name, bound) < bound
+
+    return shown
+
+
+def lost_prefix(seen: History) -> bool:
+    """True if the teacher finds the ends of responses much less likely than their beginnings."""
+    line = seen.line
+    return line.get(FIRST_GAP, math.nan) - line.get(LAST_GAP, math.nan) > LOST
 
 
 def hacked_reward(seen: History) -> bool:
@@ -505,5 +533,39 @@ SIGNS = (
         "monitor/grader was at its best",
         (GAP, RIGHT),
         1,
+    ),
+    Sign(
+        "unlike-teacher",
+        below("teacher/overlap", HALF),
+        "policy and teacher find other tokens likely, and then a teacher's advice is mostly noise. "
+        "Is it a model that learned, with the policy's chat template? Supervised fine-tuning on "
+        "its answers first brings the two together",
+        "teacher/overlap is below 0.5",
+        ("teacher/overlap",),
+    ),
+    Sign(
+        "unseen-by-teacher",
+        below("teacher/mass", HALF),
+        "the teacher's candidates have less than half of what the policy says, so most of the "
+        "divergence is known from single samples. Raise train.teacher_candidates",
+        "teacher/mass is below 0.5",
+        ("teacher/mass",),
+    ),
+    Sign(
+        "lost-prefix",
+        lost_prefix,
+        "the teacher follows responses at their beginning and no longer at their end: what it says "
+        "after a prefix that it would not have written is worth little. Lower rollout.max_tokens, "
+        "or take train.alg_name: iw_opd; responses that go in circles look like this as well",
+        "teacher/gap_last is more than 1 nat below teacher/gap_first",
+        (FIRST_GAP, LAST_GAP),
+    ),
+    Sign(
+        "clamped-teacher",
+        at_least("teacher/clamped_frac", CLAMPED),
+        "many tokens are more than 10 nats less likely for the teacher, and count as 10: what is "
+        "learned is biased, though slower. opd_topk has no such bound",
+        "teacher/clamped_frac is 0.1 or more",
+        ("teacher/clamped_frac",),
     ),
 )

@@ -44,6 +44,10 @@ HealthCheck = Literal[
     "large-updates",
     "nothing-trained",
     "hacked-reward",
+    "unlike-teacher",
+    "unseen-by-teacher",
+    "lost-prefix",
+    "clamped-teacher",
 ]
 HEALTH_CHECKS: tuple[HealthCheck, ...] = get_args(HealthCheck)
 

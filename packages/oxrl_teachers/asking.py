@@ -14,6 +14,8 @@ from oxrl.recipes.session import RolloutProgress
 from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, Rollouts, Want
 from oxrl_teachers.hints import HintedRows
 
+# The column of recorded batches, in nats.
+TEACHER_LOGPROBS = "teacher_logprobs"
 # More rows of a step without a teacher's answer end the run.
 MOST_UNANSWERED = 0.5
 
@@ -39,6 +41,7 @@ class AsksTeachers(Feature):
         }
         self._vocabulary = len(tokenizer)
         self._rollouts: Rollouts = []
+        self._said = torch.zeros(0, 0)
         self._unanswered = torch.zeros(0, dtype=torch.bool)
 
     def on_sampled(self, rollouts: Rollouts) -> None:
@@ -75,6 +78,7 @@ class AsksTeachers(Feature):
                 said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
             answers.put(rows, self.known(said))
         mask = rollouts.inputs.response_mask
+        self._said = answers.logprobs.masked_fill(~mask, 0.0)
         self._unanswered = (answers.logprobs.isnan() & mask).any(1)
         share = float(self._unanswered.double().mean()) if len(mask) else 0.0
         if share > MOST_UNANSWERED:
@@ -130,10 +134,11 @@ class AsksTeachers(Feature):
         )
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
-        """Leave rows without an answer out of the update."""
+        """Leave rows without an answer out of the update; keep the others for the record."""
         inputs = batch.inputs
         mask = inputs.response_mask & ~self._unanswered[:, None]
-        return replace(batch, inputs=replace(inputs, response_mask=mask))
+        columns = {**inputs.columns, TEACHER_LOGPROBS: self._said}
+        return replace(batch, inputs=replace(inputs, response_mask=mask, columns=columns))
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Count rows without an answer."""
