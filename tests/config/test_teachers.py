@@ -146,9 +146,10 @@ REFUSED: dict[str, tuple[Any, list[str], str]] = {
     ),
     "url": ({"big": BIG | {"url": "http://h/v1"}}, [], "big.url|is read with engine endpoint"),
     "reads": ({"big": BIG | {"reads": ["answer"]}}, [], "big.reads|is read with prompt"),
-    "weights": ({"big": BIG | {"weights": "frozen"}}, [], "big.weights|is read with prompt"),
+    "weights": ({"big": BIG | {"weights": "frozen"}}, [], "big.weights|is read of the policy"),
     "fast": ({"big": {"prompt": "hint.jinja", "weights": {"ema": 2}}}, [], "weights|{ema: SHARE}"),
-    "other": ({"big": BIG | {"prompt": "hint.jinja"}}, [], "big.name|is read of another model"),
+    "revision": ({"own": {"prompt": "hint.jinja", "revision": "x"}}, [], "revision|is read of a m"),
+    "served": ({"own": {"prompt": "hint.jinja", "engine": "vllm"}}, [], "engine|must be local"),
     "no file": ({"big": {"prompt": "nowhere.jinja"}}, [], "big.prompt|is no file"),
     "device": (
         {"big": BIG | {"device": "cpu"}},

@@ -30,15 +30,9 @@ class Condition(NamedTuple):
 
 
 CONDITIONS = (
+    Condition(("reads",), lambda teacher: bool(teacher.prompt), "with prompt"),
     Condition(
-        ("name", "revision", "url", "key_env"),
-        lambda teacher: not teacher.prompt,
-        "of another model; with prompt the policy teaches itself",
-    ),
-    Condition(
-        ("reads", "weights"),
-        lambda teacher: bool(teacher.prompt),
-        "with prompt, where the policy teaches itself",
+        ("weights",), lambda teacher: not teacher.name, "of the policy itself, without a name"
     ),
     Condition(
         ("url", "key_env"), lambda teacher: teacher.engine == "endpoint", "with engine endpoint"
@@ -46,7 +40,11 @@ CONDITIONS = (
     Condition(
         ("dtype", "device"), lambda teacher: teacher.own_weights, "of weights that this run loads"
     ),
-    Condition(("revision",), lambda teacher: teacher.engine != "endpoint", "of a model on the hub"),
+    Condition(
+        ("revision",),
+        lambda teacher: bool(teacher.name) and teacher.engine != "endpoint",
+        "of a model on the hub",
+    ),
 )
 
 
@@ -61,7 +59,7 @@ def check_teachers(cfg: Config) -> Problems:
     if not teachers:
         rule = f"{row.name} learns from one: write {{NAME: {{name: MODEL}}}}"
         yield Problem(FIELD, rule, {}, also=("train.alg_name", "train.loss", "train.advantage"))
-    elif row.has(PROMPTED_SELF) and not any(teacher.prompt for teacher in teachers.values()):
+    elif row.has(PROMPTED_SELF) and all(teacher.name for teacher in teachers.values()):
         rule = f"{row.name} needs the policy itself as one: write {{self: {{prompt: FILE.jinja}}}}"
         yield Problem(FIELD, rule, list(teachers), also=("train.alg_name",))
     for name, teacher in teachers.items():
@@ -96,13 +94,14 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
                 wrong.append((field, f"is read {condition.told}: remove it", shown))
     if wrong:
         return wrong
-    if teacher.prompt:
-        if teacher.engine != "local":
-            wrong.append(("engine", "must be local where the policy teaches", teacher.engine))
-        if not Path(teacher.prompt).is_file():
-            wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
-    elif not teacher.name:
+    if teacher.prompt and not Path(teacher.prompt).is_file():
+        wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    if not teacher.name and teacher.engine != "local":
+        wrong.append(("engine", "must be local where the policy teaches", teacher.engine))
+    elif not teacher.name and not teacher.prompt:
         wrong.append(("name", "is required: a model; or prompt, for the policy itself", ""))
+    elif not teacher.name:
+        pass
     elif teacher.engine == "endpoint":
         why = why_no_place(teacher.url)
         if why:
@@ -122,7 +121,7 @@ def _of_model(cfg: Config, teacher: Teacher) -> list[str]:
         return ["is a reward model, which says nothing of tokens"]
     wrong = named_model_problems(name)
     same = (name, teacher.revision) == (cfg.model.name, cfg.model.revision)
-    if same and not name.startswith("builtin:"):
+    if same and not teacher.prompt and not name.startswith("builtin:"):
         wrong.append("is the policy itself, from which there is nothing to learn: or set prompt")
     if (vision_family(name) is None) != (vision_family(cfg.model.name) is None):
         wrong.append("reads images and the policy does not, or the other way round")
