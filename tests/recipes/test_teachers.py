@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.commands.train import run
 from oxrl.config import Config
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.modelfiles.builtin import builtin_tokenizer
+from oxrl.types import Output, TokenBatch
 from support.samplers import lively
 from support.small_runs import metric_lines, rl_config
 
@@ -254,3 +259,62 @@ def test_an_adapter_learns_from_a_whole_model(tmp_path: Path) -> None:
     torch.testing.assert_close(batch["teacher_logprobs"][mask], exact[mask], rtol=0, atol=1e-5)
     first, last = metric_lines(cfg.run.directory)
     assert first["update/grad_norm"] > 0 < last["update/grad_norm"]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that an operation makes, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for found in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(found, Tensor):
+                self.nbytes = max(self.nbytes, found.untyped_storage().nbytes())
+        return made
+
+
+def test_no_tensor_holds_the_vocabulary_for_every_token() -> None:
+    vocabulary, rows, length, k = 151_936, 4, 96, 64
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    network: Any = Qwen3ForCausalLM(config)
+    engine = LocalTrainer(network, TrainerOptions(lr=1e-3))
+    chance = torch.Generator().manual_seed(1)
+    tokens = torch.randint(vocabulary, (rows, length), generator=chance)
+    there = torch.ones(rows, length, dtype=torch.bool)
+    inputs = TokenBatch(tokens=tokens, attention_mask=there, response_mask=there.clone())
+    inputs.response_mask[:, 0] = False
+    want = frozenset({"logprobs", f"top_k={k}"})
+    with Largest() as asked:
+        said = engine.forward(inputs, want)
+    assert said.top_ids is not None and said.top_ids.shape == (rows, length, k)
+    candidates = replace(inputs, columns={"candidates": said.top_ids})
+
+    def loss(output: Output, batch: TokenBatch) -> Any:
+        assert output.top_logprobs is not None and output.logprobs is not None
+        return (output.top_logprobs.exp().sum(-1) + output.logprobs).sum(), {}
+
+    with Largest() as trained:
+        engine.forward_backward(candidates, loss, want)
+    whole = 4 * rows * length * vocabulary
+    chunk = 4 * 64 * vocabulary
+    assert asked.nbytes <= chunk < whole / 5
+    assert trained.nbytes <= chunk
