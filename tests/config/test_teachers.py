@@ -40,7 +40,7 @@ def test_a_row_that_reads_no_reward_needs_none(asked: Callable[..., Config]) -> 
     assert not asked().has_no_reward
     with pytest.raises(ConfigError, match=r"reward\.name.*\n +is required"):
         asked(None, "~reward.name", algorithm="kdrl")
-    with pytest.raises(ConfigError, match="reads no reward, but evaluations do"):
+    with pytest.raises(ConfigError, match=r"reward\.name.*\n +is required"):
         asked(None, "~reward.name", "data.eval=data/train.jsonl")
 
 

@@ -74,9 +74,6 @@ def check_teachers(cfg: Config) -> Problems:
             )
     yield from _sources(teachers)
     yield from _divergence(cfg)
-    if cfg.has_no_reward and cfg.data.eval is not None:
-        rule = f"{row.name} reads no reward, but evaluations do: name one, or remove data.eval"
-        yield at("reward.name", rule, "data.eval")
 
 
 # What is wrong with a teacher: its field, what is right, what was seen.
