@@ -227,6 +227,7 @@ class Assembly:
             row=train.row,
             values=train.model_dump(include=set(NUMBERS)),
             loss_numbers=train.loss_numbers,
+            steps=self.cfg.run.steps,
             updates=train.updates,
             old_logprobs=train.old_logprobs,
             mask_truncated=train.mask_truncated,

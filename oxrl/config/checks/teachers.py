@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,26 +89,26 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
             if not condition.holds(teacher) and value != Teacher.model_fields[field].default:
                 shown = "(not shown)" if field in ("url", "key_env") else value
                 wrong.append((field, f"is read {condition.told}: remove it", shown))
-    if wrong:
-        return wrong
-    if teacher.prompt and not Path(teacher.prompt).is_file():
-        wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
-    if not teacher.name and teacher.engine != "local":
-        wrong.append(("engine", "must be local where the policy teaches", teacher.engine))
-    elif not teacher.name and not teacher.prompt:
-        wrong.append(("name", "is required: a model; or prompt, for the policy itself", ""))
-    elif not teacher.name:
-        pass
-    elif teacher.engine == "endpoint":
-        why = why_no_place(teacher.url)
-        if why:
-            wrong.append(("url", why, "(not shown)"))
-    else:
-        wrong += [("name", rule, teacher.name) for rule in _of_model(cfg, teacher)]
     if teacher.device is not None and cfg.train.backend != "local":
         rule = f"is read with train.backend local; ranks of {cfg.train.backend} have theirs"
         wrong.append(("device", rule, teacher.device))
-    return wrong
+    if teacher.prompt and not Path(teacher.prompt).is_file():
+        wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    return wrong or list(_of_place(cfg, teacher))
+
+
+def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
+    """Find what is wrong with where a teacher is."""
+    if teacher.name and teacher.engine == "endpoint":
+        why = why_no_place(teacher.url)
+        if why:
+            yield "url", why, "(not shown)"
+    elif teacher.name:
+        yield from (("name", rule, teacher.name) for rule in _of_model(cfg, teacher))
+    elif not teacher.prompt:
+        yield "name", "is required: a model; or prompt, for the policy itself", ""
+    elif teacher.engine != "local":
+        yield "engine", "must be local where the policy teaches", teacher.engine
 
 
 def _of_model(cfg: Config, teacher: Teacher) -> list[str]:
