@@ -94,7 +94,7 @@ def teacher_return(gap: Tensor, mask: Tensor, *, gamma: float, mean: bool = Fals
 
     Source: MiniLLM, arXiv:2306.08543, equation 4 and, for the mean, length normalisation.
     """
-    decays = torch.where(mask, gamma, 1.0).to(gap.dtype)
+    decays = torch.ones_like(gap).masked_fill(mask, gamma)
     found = varying_scan(gap, decays)
     if mean:
         found = found / varying_scan(mask.to(gap.dtype), decays).clamp(min=1)
