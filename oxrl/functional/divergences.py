@@ -178,7 +178,8 @@ def estimated_divergence(
     Returns:
         [B, T]; its gradient is that of the divergence, and not the one of its value.
     """
-    policy, teacher = (torch.cat(both, -1) for both in zip(candidates, sampled, strict=True))
+    policy = torch.cat([candidates.policy, sampled.policy], -1)
+    teacher = torch.cat([candidates.teacher, sampled.teacher], -1)
     # How often each token counts, in nats: a candidate once, the sampled token 1 / mu times.
     once = torch.zeros_like(candidates.teacher)
     log_counts = torch.cat([once, -log_sampler[..., None]], -1)
