@@ -59,7 +59,7 @@ def batch(rows: list[list[int]] | None = None, prompt: int = 1) -> TokenBatch:
 
 def teacher(url: str, **options: Any) -> EndpointTeacher:
     client = Client(url, key=options.pop("key", ""), retries=options.pop("retries", 4))
-    settings = {"stop": no_stop, "deadline_s": 60.0, **options}
+    settings = {"stop": no_stop, "deadline_s": 500.0, **options}
     count = settings.pop("candidates", 4)
     return EndpointTeacher("model.teachers.big", client, "tiny", count, **settings)
 
