@@ -3,9 +3,10 @@
     python benchmarks/teacher_endpoint.py [--seconds 0.02] [--pairs 5]
 
 A server on loopback, in a process of its own, that takes so long for a row, one after the other.
-Runs of `opd_topk` in turn: with it, and with the same server at once. Prints the seconds of a step
-and of its sampling, both medians over the steps after the first, and the step with the teacher over
-the larger of sampling and scoring: of each pair, and the median with the range.
+Runs of `opd_topk` in turn: with it, and with the same server at once, their medians over the steps
+after the first. Prints the seconds of sampling and of a step, what a step waits for its teacher
+once all is sampled, and the step over the larger of scoring and sampling, and over the larger of
+scoring and the whole step with a server that answers at once: of each pair, and the medians.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"prompt_logprobs": [None, *entries[1:]]}]}
 
 
-def one_run(folder: Path, options: argparse.Namespace, url: str) -> tuple[float, float]:
-    """Run a few steps; medians of the seconds of a step and of its sampling."""
+def one_run(folder: Path, options: argparse.Namespace, url: str) -> list[float]:
+    """Run a few steps; medians of the seconds of a step, of its sampling and of the teacher."""
     folder.mkdir()
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(8)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -85,8 +86,8 @@ def one_run(folder: Path, options: argparse.Namespace, url: str) -> tuple[float,
     run(load_config(config))
     text = (folder / "run" / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()][1:]
-    steps = statistics.median(line["time/step_s"] for line in lines)
-    return steps, statistics.median(line["time/rollout_s"] for line in lines)
+    names = ("time/step_s", "time/rollout_s", "time/logprobs_s")
+    return [statistics.median(line[name] for line in lines) for name in names]
 
 
 def main() -> None:
@@ -106,18 +107,25 @@ def main() -> None:
         spawning.Process(target=serve, args=(seconds, there), daemon=True).start()
         urls[seconds] = f"http://127.0.0.1:{here.recv()}/v1"
     scoring = options.seconds * options.prompts
-    ratios: list[float] = []
+    of_sampling: list[float] = []
+    of_step: list[float] = []
     for pair in range(options.pairs):
         with tempfile.TemporaryDirectory() as temporary:
-            slow = one_run(Path(temporary) / "slow", options, urls[options.seconds])
-            quick = one_run(Path(temporary) / "quick", options, urls[0.0])
-        ratios.append(slow[0] / max(quick[1], scoring))
+            step, _, waited = one_run(Path(temporary) / "slow", options, urls[options.seconds])
+            without, sampling, told = one_run(Path(temporary) / "quick", options, urls[0.0])
+        of_sampling.append(step / max(sampling, scoring))
+        of_step.append(step / max(without, scoring))
         sys.stdout.write(
-            f"pair {pair}: scoring {scoring:.2f} s, sampling {quick[1]:.2f} s, step "
-            f"{quick[0]:.2f} s at once -> {slow[0]:.2f} s, {ratios[-1]:.3f} x the larger\n"
+            f"pair {pair}: sampling {sampling:.2f} s, scoring {scoring:.2f} s, of which a step "
+            f"waits {waited:.2f} s ({told:.2f} s at once), step {step:.2f} s ({without:.2f} s at "
+            f"once): {of_sampling[-1]:.3f} and {of_step[-1]:.3f} x the larger\n"
         )
-    middle = statistics.median(ratios)
-    sys.stdout.write(f"median {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})\n")
+    for name, ratios in (("sampling", of_sampling), ("the step at once", of_step)):
+        middle = statistics.median(ratios)
+        sys.stdout.write(
+            f"step over the larger of scoring and {name}: median {middle:.3f} ({min(ratios):.3f} "
+            f"to {max(ratios):.3f})\n"
+        )
 
 
 if __name__ == "__main__":
