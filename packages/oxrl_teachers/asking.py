@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from oxrl.engines.sample import Finished
 from oxrl.errors import DataError, EngineError, required
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared, Teacher
 from oxrl.recipes.session import RolloutProgress
-from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, Rollouts, Want
+from oxrl.types import (
+    Metrics,
+    Output,
+    PolicyBatch,
+    Rollout,
+    RolloutBatch,
+    Rollouts,
+    TokenIds,
+    Want,
+)
 from oxrl_teachers.hints import HintedRows
 
 # The column of recorded batches, in nats.
 TEACHER_LOGPROBS = "teacher_logprobs"
 # More rows of a step without a teacher's answer end the run.
 MOST_UNANSWERED = 0.5
+
+
+@runtime_checkable
+class AsksEarly(Protocol):
+    """A Scorer elsewhere, which answers on a row while others are sampled."""
+
+    def begin(self, row: TokenIds) -> None:
+        """Ask about a row that somebody will want to know of later."""
+        ...
 
 
 class AsksTeachers(Feature):
@@ -43,12 +63,29 @@ class AsksTeachers(Feature):
         self._rollouts: Rollouts = []
         self._said = torch.zeros(0, 0)
         self._unanswered = torch.zeros(0, dtype=torch.bool)
+        self._early = {
+            name: teacher.scorer
+            for name, teacher in given.teachers.items()
+            if isinstance(teacher.scorer, AsksEarly)
+        }
+        if self._early and not given.plays:  # rows of episodes are known when they are laid out
+            self.heard = self._begin
 
     def on_sampled(self, rollouts: Rollouts) -> None:
         """Keep what the rows of the step were made of."""
         self._rollouts = rollouts
         for hinted in self._hinted.values():
             hinted.take(rollouts)
+
+    def _begin(self, finished: Finished) -> None:
+        """Have a response scored meanwhile, where its teacher can do that."""
+        prompt = finished.request.prompt
+        scorer = self._early.get(self._named(prompt.source) or "")
+        if scorer is not None:
+            scorer.begin(prompt.token_ids + finished.completion.token_ids)
+
+    def _named(self, source: str) -> str | None:
+        return self._by_source.get(source) or self._by_source.get(None)
 
     def ask(self, rollouts: RolloutBatch, want: Want) -> Output:
         """Show rows to their teachers.
@@ -98,7 +135,7 @@ class AsksTeachers(Feature):
             DataError: there is none.
         """
         source = rollout.prompt.source
-        name = self._by_source.get(source) or self._by_source.get(None)
+        name = self._named(source)
         if name is None:
             known = ", ".join(sorted(filter(None, self._by_source)))
             raise DataError(

@@ -35,6 +35,8 @@ from oxrl.types import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from oxrl.engines.sample.sampler import OnFinished
+
 # Name of a reward and groups -> what it gives for each of their responses.
 ScoreBy = Callable[[str, Sequence[Group]], Scores]
 # Places in the order of a file's rows -> those conversations, as they are learned from.
@@ -146,6 +148,8 @@ class Feature:
 
     # Which groups a rollout step trains on; None: all.
     choice: GroupChoice | None = None
+    # Is told of every response as soon as it is finished, while others are sampled; None: nothing.
+    heard: OnFinished | None = None
     # One greedy response per prompt is sampled as well, as a baseline.
     greedy_baseline: bool = False
     # The reference changes during the run, so checkpoints hold it.
