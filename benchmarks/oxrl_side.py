@@ -134,7 +134,7 @@ def main() -> None:
     if given["oxrl"]["plain_linears"]:
         oxrl.models.load.speed_up_linears = lambda model: None
     GatedSession.channel = channel
-    cfg = load_config(folder / "config.yaml")
+    cfg = load_config(folder / "config.yaml", given["oxrl"].get("overrides", ()))
     with GatedSession(session_options(cfg)) as session:
         begin(cfg, session)
 

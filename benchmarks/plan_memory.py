@@ -52,7 +52,10 @@ CASES: dict[str, list[str]] = {
     "rl": ["train.alg_name=sgrpo"],
     "rl, prompts read per row": ["train.alg_name=sgrpo", "train.share_prefix=false"],
     "rl, reference": ["train.alg_name=grpo"],
+    "rl, reference, bfloat16": ["train.alg_name=grpo", BF16],
     "rl, critic": ["train.alg_name=ppo"],
+    "rl, teacher": ["train.alg_name=opd_topk"],
+    "rl, teacher, bfloat16": ["train.alg_name=opd_topk", BF16],
     "rl, lora, reference": ["train.alg_name=grpo", "lora.rank=8"],
     "rl, bfloat16": ["train.alg_name=sgrpo", BF16],
     "rl, several steps per rollout": ["train.alg_name=sgrpo", "train.minibatches=2"],
@@ -105,6 +108,13 @@ def write_model(folder: Path, width: int, case: str = "") -> None:
     load_tokenizer("builtin:small").save_pretrained(folder)
 
 
+def write_models(folder: Path, width: int, case: str) -> None:
+    """The model of a case, and its teacher of the same size where it has one."""
+    write_model(folder / "model", width, case)
+    if "teacher" in case:
+        write_model(folder / "teacher", width, case)
+
+
 def write_config(folder: Path, overrides: list[str]) -> Path:
     """The configuration of a run of two optimizer steps on the model in `folder`/model."""
     recipe = next(text for text in overrides if text.startswith("train.alg_name="))
@@ -119,12 +129,14 @@ def write_config(folder: Path, overrides: list[str]) -> Path:
     sections["model"]["max_length"] = LENGTH
     answer = "2" * (LENGTH - 9)  # and a prompt of five characters and four marks
     row: dict[str, Any] = {"prompt": "1+1=", "completion": answer}
-    if "grpo" in recipe or "ppo" in recipe:
+    if any(name in recipe for name in ("grpo", "ppo", "opd")):
         del data["rows_per_step"]
         data |= {"prompts_per_step": 8, "max_prompt_tokens": LENGTH // 2}
         row = {"prompt": "1" * (LENGTH // 2 - 4), "answer": "2"}
         sections["reward"] = {"name": "exact"}
         sections["rollout"] = {"n_samples": 4, "max_tokens": LENGTH // 2}
+        if "opd" in recipe:
+            sections["model"]["teachers"] = {"big": {"name": str(folder / "teacher")}}
         if "ppo" in recipe:
             sections["train"]["critic_warmup_steps"] = 0
     elif "sft" not in recipe:
@@ -312,7 +324,7 @@ def main() -> None:
     for width in options.widths:
         for case in options.cases:
             with tempfile.TemporaryDirectory() as name:
-                write_model(Path(name) / "model", width, case)
+                write_models(Path(name), width, case)
                 try:
                     if case in ON_RANKS:
                         found = compare_ranks(Path(name), ON_RANKS[case])

@@ -37,6 +37,7 @@ NAV = {
         "docs/data.md",
         "docs/rewards.md",
         "docs/preference.md",
+        "docs/distillation.md",
         "docs/environments.md",
         "docs/vision.md",
         "docs/action.md",

@@ -95,9 +95,7 @@ def assemble(
     stack.callback(engines.sampler.close)
     limits = engines.limits
     features = build_features(assembly, engines, stack)
-    objective = Objective(
-        assembly.algorithm, features, max_tokens=cfg.longest_response, steps=cfg.run.steps
-    )
+    objective = Objective(assembly.algorithm, features, max_tokens=cfg.longest_response)
     ledger = build_ledger(assembly, objective, clock, engines.delivery)
     held_out = None
     if cfg.data.eval is not None:

@@ -227,6 +227,7 @@ class Assembly:
             row=train.row,
             values=train.model_dump(include=set(NUMBERS)),
             loss_numbers=train.loss_numbers,
+            steps=self.cfg.run.steps,
             updates=train.updates,
             old_logprobs=train.old_logprobs,
             mask_truncated=train.mask_truncated,
@@ -355,6 +356,7 @@ class Assembly:
         lr: float | None = None,
         temperature: float = 1.0,
         trained: bool = True,
+        stays: bool = False,
     ) -> Trainer:
         """A training engine of `train.backend` on this process's device, with the optimizer of
         `train.*`.
@@ -365,6 +367,7 @@ class Assembly:
         Args:
             complete: what it saves has tokenizer, image processor and actions beside the weights.
             lr: instead of `train.lr`.
+            stays: the weights stay as they are loaded.
         """
         train = self.cfg.train
         images = self.images if complete else None
@@ -389,6 +392,7 @@ class Assembly:
             gradient_checkpointing=self.cfg.model.gradient_checkpointing,
             offload_activations=self.cfg.model.offload_activations,
             trained=trained,
+            stays=stays,
             tokenizer=self.tokenizer if complete else None,
             image_processor=None if images is None else images.reader.processor,
             actions=self.actions if complete else None,
@@ -427,8 +431,9 @@ class Assembly:
             role: whose weights; None: those of `model.name`.
         """
         temperature = 1.0 if role is None else role.temperature
+        stays = role is not None and role.saved is None
         model = self.model(role=role, on_meta=self.cuts_weights(trained=False))
-        return self.trainer(model, lr=0.0, temperature=temperature, trained=False)
+        return self.trainer(model, lr=0.0, temperature=temperature, trained=False, stays=stays)
 
     def trainers(self) -> Models[Trainer]:
         """The models of an RL run that are trained or only read, on this process's device."""

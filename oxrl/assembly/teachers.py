@@ -47,11 +47,11 @@ def build_teachers(
         field = f"{TEACHERS}.{name}"
         if asked.own_weights:
             scorer = models[f"{TEACHER}{name}"]
-        elif asked.prompt:
+        elif not asked.name:
             scorer = models[POLICY]
         else:
             scorer = _engine_beside(assembly, field, asked, stack)
-        if not asked.prompt:
+        if asked.name:
             bound = FIRST_RATIO_TOLERANCE[asked.dtype or cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
         hint = hint_of(asked, cfg.model.context_length, part)

@@ -173,7 +173,9 @@ def teachers_text(cfg: Config) -> str:
     told: list[str] = []
     asked = cfg.model.teachers if has_teacher(cfg) else {}
     for name, teacher in asked.items():
-        who = teacher.name or f"the policy ({teacher.told_weights}) behind {teacher.prompt}"
+        who = teacher.name or f"the policy ({teacher.told_weights})"
+        if teacher.prompt:
+            who += f" behind {teacher.prompt}"
         dtype = teacher.held_dtype or cfg.model.dtype
         by = {"local": f"as a model of this run, {dtype}", "vllm": f"by vLLM, {dtype}"}
         how = by.get(teacher.engine, f"by the server at {teacher.url}")

@@ -34,23 +34,16 @@ class Objective:
         algorithm: the row and its numbers.
         features: of the row.
         max_tokens: longest response, what `fixed_length` divides by unless told otherwise.
-        steps: of the run, over which some numbers change.
     """
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        features: Sequence[Feature] = (),
-        *,
-        max_tokens: int,
-        steps: int = 1,
+        self, algorithm: Algorithm, features: Sequence[Feature] = (), *, max_tokens: int
     ) -> None:
         row = algorithm.row
         self.features = features
         estimate, gate = find_cells(row)
         self.advantage = partial(estimate, **algorithm.numbers("advantage", row.advantage))
         self.ratio = RATIOS[row.ratio]
-        self.steps = steps
         self.ratio_to_sampler = row.denominator == "rollout"
         self.gate = partial(gate, **algorithm.numbers("gate", row.gate))
         weights_numbers = algorithm.numbers("weights", row.weights)
@@ -210,8 +203,7 @@ def prepare_update(
     if objective.subtract_kl is not None:
         asked = required(ref, "a reference")
         rewarded = objective.subtract_kl(rollouts, old, asked, kl_coeff=kl_coeff)
-    done = version / objective.steps
-    advantages, returns = estimate_advantages(objective, rewarded, old, said, done=done)
+    advantages, returns = estimate_advantages(objective, rewarded, old, said)
 
     inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
     batch = PolicyBatch(
@@ -235,14 +227,13 @@ def prepare_update(
 
 
 def estimate_advantages(
-    objective: Objective, rollouts: RolloutBatch, old: Tensor | None, said: Output, *, done: float
+    objective: Objective, rollouts: RolloutBatch, old: Tensor | None, said: Output
 ) -> tuple[Tensor, Tensor | None]:
     """The advantage of every token, [B, T], and what a critic is to learn, where there is one.
 
     Args:
         old: log-probabilities before the update, [B, T]; None where they are not asked for then.
         said: by the policy before the update, as far as it was asked.
-        done: share of the run's optimizer steps that were taken before.
 
     Raises:
         RewardError: the rewards are none that the advantage takes.
@@ -256,7 +247,6 @@ def estimate_advantages(
         old_logprobs=old,
         policy_logprobs=said.logprobs,
         sum_p_squared=said.sum_p_squared,
-        done=done,
     )
     for feature in objective.features:
         given = feature.on_advantage_inputs(given, rollouts)

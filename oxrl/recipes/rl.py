@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isnan
 
 import numpy as np
 import torch
@@ -264,8 +263,7 @@ def batch_metrics(
         batch.advantages,
         version=progress.step,
     )
-    shaping = float((shaped.rewards - rollouts.rewards).sum() / max(len(rollouts), 1))
-    if not isnan(shaping):  # there is a reward
-        metrics["reward/shaping"] = shaping
+    shaping = (shaped.rewards - rollouts.rewards).nansum() / max(len(rollouts), 1)
+    metrics["reward/shaping"] = float(shaping)
     metrics["data/rollout_step"] = float(progress.rollout_step)
     return metrics

@@ -129,14 +129,13 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     statuses = [rollout.score.status for rollout in rollouts]
     for status in ("timeout", "error", "invalid"):
         metrics[f"reward/{status}"] = float(statuses.count(status))
-    asked = len(statuses) - statuses.count("none")
-    metrics["reward/failed_frac"] = 1 - statuses.count("ok") / max(asked, 1) if asked else 0.0
+    fine = statuses.count("ok") + statuses.count("none")
+    metrics["reward/failed_frac"] = 1 - fine / max(len(statuses), 1)
     parts = any(rollout.score.parts or rollout.score.statuses for rollout in rollouts)
     if parts or len({rollout.prompt.source for rollout in rollouts}) > 1:
         from oxrl.rollouts.parts import metrics_of_parts, rewards_by_source  # most have one of each
 
-        metrics |= rewards_by_source(rollouts) if asked else {}
-        metrics |= metrics_of_parts(rollouts, step.compared_parts)
+        metrics |= rewards_by_source(rollouts) | metrics_of_parts(rollouts, step.compared_parts)
     metrics["sampling/rounds"] = float(step.rounds)
     metrics["sampling/groups"] = float(len({rollout.group_id for rollout in rollouts}))
     return metrics

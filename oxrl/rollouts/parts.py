@@ -93,7 +93,10 @@ def alike_groups(rollouts: Rollouts, names: Sequence[str]) -> float:
 
 
 def rewards_by_source(rollouts: Rollouts) -> Metrics:
-    """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one."""
+    """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one, and
+    none without a reward.
+    """
+    rollouts = [rollout for rollout in rollouts if rollout.score.status != "none"]
     sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
     metrics: Metrics = {}
     if len(sources) < 2:

@@ -198,13 +198,14 @@ class Algorithm(NamedTuple):
     """A row of the table, the cells that a run has changed put in, and its numbers.
 
     values: of every number, by its field of `train`. loss_numbers: of a policy loss of the user's
-    own. updates: optimizer steps per rollout step. old_logprobs, mask_truncated, entropy_coeff: as
-    in the section `train`.
+    own. steps: of the optimizer in the run. updates: per rollout step. old_logprobs,
+    mask_truncated, entropy_coeff: as in the section `train`.
     """
 
     row: Row
     values: Mapping[str, Value]
     loss_numbers: Mapping[str, Value]
+    steps: int
     updates: int
     old_logprobs: str
     mask_truncated: bool

@@ -33,6 +33,7 @@ class TeacherGap(AsksTeachers):
 
     def __init__(self, given: FeatureInputs) -> None:
         super().__init__(given)
+        self._steps = given.train.steps
         self._gap = torch.zeros(0, 0)
 
     def on_advantage_inputs(
@@ -45,7 +46,9 @@ class TeacherGap(AsksTeachers):
         said = required(self.ask(rollouts, LOGPROBS).logprobs, "logprobs")
         teacher = torch.where(self._unanswered[:, None], own, said)
         self._gap = torch.where(inputs.response_mask, teacher - own, 0.0)
-        return replace(inputs, old_logprobs=own, teacher_logprobs=teacher)
+        # Versions count optimizer steps.
+        done = int(rollouts.versions.max()) / self._steps
+        return replace(inputs, old_logprobs=own, teacher_logprobs=teacher, done=done)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Say how far the two are apart, and what was too far to count."""

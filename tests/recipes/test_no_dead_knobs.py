@@ -63,6 +63,14 @@ def _moved(algorithm: str, **train: Any) -> Sections:
     return {"train": {"alg_name": algorithm, "lr": 0.02, "epochs": 2, **train}, **TWICE}
 
 
+def _taught(algorithm: str, steps: int = 1) -> Sections:
+    return {
+        "model": {"name": "builtin:tiny", "teachers": {"big": {"name": "builtin:tiny"}}},
+        "train": {"alg_name": algorithm, "lr": 0.02},
+        "run": {"steps": steps},
+    }
+
+
 COVARIANCE = _moved("clip_cov", cov_fraction=0.5, cov_low=-9.0, cov_high=9.0)
 
 # field -> what the base run needs, and the other value. "{folder}" is the test's own.
@@ -209,6 +217,18 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.cov_low": (COVARIANCE, 0.0),
     "train.cov_high": (COVARIANCE, 0.0),
     "train.kl_cov_coeff": (_moved("kl_cov", cov_fraction=0.5), 5.0),
+    "model.teachers": (
+        _taught("opd"),
+        {"big": {"name": "builtin:tiny", "dtype": "bfloat16"}},
+    ),
+    "train.teacher_coeff": (_taught("opd"), 0.1),
+    "train.teacher_coeff_end": (_taught("kdrl", steps=2), 0.5),
+    "train.teacher_gamma": (_taught("minillm"), 0.5),
+    "train.teacher_mean": (_taught("minillm"), True),
+    "train.prefix_coeff": (_taught("iw_opd"), 2.0),
+    "train.teacher_candidates": (_taught("opd_topk"), 3),
+    "train.divergence_alpha": (_taught("opd_topk"), 0.3),
+    "train.candidates_rest": (_taught("opd_topk"), "truncated"),
     "train.sampling_rounds": (DAPO, 1),
     # Of the penalty something can be seen where a response ends before the longest may.
     "train.overlong_buffer": ({"train": {"alg_name": "dapo"}, "rollout": {"max_tokens": 60}}, 50),

@@ -46,7 +46,14 @@ def rollout_batch(first_draw: int) -> RolloutBatch:
         terminated=~none,
         truncated=none,
         valid=~none,
+        places=torch.arange(len(LENGTHS)),
     )
+
+
+def sampled() -> Any:
+    """All that is asked of what rows were made of: two sources, in turns."""
+    sources = [("sums", "products")[row % 2] for row in range(len(LENGTHS))]
+    return [SimpleNamespace(prompt=SimpleNamespace(source=source)) for source in sources]
 
 
 def trained(cfg: Config, ranks: Ranks) -> dict[str, Tensor]:
@@ -74,6 +81,7 @@ def trained(cfg: Config, ranks: Ranks) -> dict[str, Tensor]:
         for turn in range(STEPS):
             rollouts = rollout_batch(4 * turn)
             for feature in features:
+                feature.on_sampled(sampled())
                 rollouts = feature.on_rollouts(rollouts)
             batch = prepare_update(
                 objective, trainers, rollouts, kl_coeff=0.0, seed=turn, version=step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,15 +31,9 @@ class Condition(NamedTuple):
 
 
 CONDITIONS = (
+    Condition(("reads",), lambda teacher: bool(teacher.prompt), "with prompt"),
     Condition(
-        ("name", "revision", "url", "key_env"),
-        lambda teacher: not teacher.prompt,
-        "of another model; with prompt the policy teaches itself",
-    ),
-    Condition(
-        ("reads", "weights"),
-        lambda teacher: bool(teacher.prompt),
-        "with prompt, where the policy teaches itself",
+        ("weights",), lambda teacher: not teacher.name, "of the policy itself, without a name"
     ),
     Condition(
         ("url", "key_env"), lambda teacher: teacher.engine == "endpoint", "with engine endpoint"
@@ -47,7 +41,11 @@ CONDITIONS = (
     Condition(
         ("dtype", "device"), lambda teacher: teacher.own_weights, "of weights that this run loads"
     ),
-    Condition(("revision",), lambda teacher: teacher.engine != "endpoint", "of a model on the hub"),
+    Condition(
+        ("revision",),
+        lambda teacher: bool(teacher.name) and teacher.engine != "endpoint",
+        "of a model on the hub",
+    ),
 )
 
 
@@ -62,7 +60,7 @@ def check_teachers(cfg: Config) -> Problems:
     if not teachers:
         rule = f"{row.name} learns from one: write {{NAME: {{name: MODEL}}}}"
         yield Problem(FIELD, rule, {}, also=("train.alg_name", "train.loss", "train.advantage"))
-    elif row.has(PROMPTED_SELF) and not any(teacher.prompt for teacher in teachers.values()):
+    elif row.has(PROMPTED_SELF) and all(teacher.name for teacher in teachers.values()):
         rule = f"{row.name} needs the policy itself as one: write {{self: {{prompt: FILE.jinja}}}}"
         yield Problem(FIELD, rule, list(teachers), also=("train.alg_name",))
     for name, teacher in teachers.items():
@@ -79,9 +77,6 @@ def check_teachers(cfg: Config) -> Problems:
             )
     yield from _sources(teachers)
     yield from _divergence(cfg)
-    if cfg.has_no_reward and cfg.data.eval is not None:
-        rule = f"{row.name} reads no reward, but evaluations do: name one, or remove data.eval"
-        yield at("reward.name", rule, "data.eval")
 
 
 # What is wrong with a teacher: its field, what is right, what was seen.
@@ -97,26 +92,28 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
             if not condition.holds(teacher) and value != Teacher.model_fields[field].default:
                 shown = "(not shown)" if field in ("url", "key_env") else value
                 wrong.append((field, f"is read {condition.told}: remove it", shown))
-    if wrong:
-        return wrong
-    if teacher.prompt:
-        if teacher.engine != "local":
-            wrong.append(("engine", "must be local where the policy teaches", teacher.engine))
-        if not Path(teacher.prompt).is_file():
-            wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
-        wrong += _of_self(cfg, teacher)
-    elif not teacher.name:
-        wrong.append(("name", "is required: a model; or prompt, for the policy itself", ""))
-    elif teacher.engine == "endpoint":
-        why = why_no_place(teacher.url)
-        if why:
-            wrong.append(("url", why, "(not shown)"))
-    else:
-        wrong += [("name", rule, teacher.name) for rule in _of_model(cfg, teacher)]
     if teacher.device is not None and cfg.train.backend != "local":
         rule = f"is read with train.backend local; ranks of {cfg.train.backend} have theirs"
         wrong.append(("device", rule, teacher.device))
-    return wrong
+    if teacher.prompt and not Path(teacher.prompt).is_file():
+        wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    if teacher.prompt:
+        wrong += _of_self(cfg, teacher)
+    return wrong or list(_of_place(cfg, teacher))
+
+
+def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
+    """Find what is wrong with where a teacher is."""
+    if teacher.name and teacher.engine == "endpoint":
+        why = why_no_place(teacher.url)
+        if why:
+            yield "url", why, "(not shown)"
+    elif teacher.name:
+        yield from (("name", rule, teacher.name) for rule in _of_model(cfg, teacher))
+    elif not teacher.prompt:
+        yield "name", "is required: a model; or prompt, for the policy itself", ""
+    elif teacher.engine != "local":
+        yield "engine", "must be local where the policy teaches", teacher.engine
 
 
 def _of_self(cfg: Config, teacher: Teacher) -> list[Wrong]:
@@ -142,7 +139,7 @@ def _of_model(cfg: Config, teacher: Teacher) -> list[str]:
         return ["is a reward model, which says nothing of tokens"]
     wrong = named_model_problems(name)
     same = (name, teacher.revision) == (cfg.model.name, cfg.model.revision)
-    if same and not name.startswith("builtin:"):
+    if same and not teacher.prompt and not name.startswith("builtin:"):
         wrong.append("is the policy itself, from which there is nothing to learn: or set prompt")
     if (vision_family(name) is None) != (vision_family(cfg.model.name) is None):
         wrong.append("reads images and the policy does not, or the other way round")

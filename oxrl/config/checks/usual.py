@@ -120,7 +120,8 @@ def check_reward(cfg: Config) -> Problems:
         parts = {name: part.model_dump(exclude_unset=True) for name, part in reward.parts.items()}
         yield Problem("reward.parts", rule, parts, also=("reward.name",))
         return
-    if not reward.exists and not cfg.environment.name and not cfg.has_no_reward:
+    needed = not cfg.has_no_reward or cfg.data.eval is not None
+    if needed and not reward.exists and not cfg.environment.name:
         yield Problem(
             "reward.name",
             "is required: what scores a response; one of math, exact or path.py:function",

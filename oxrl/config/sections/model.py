@@ -84,8 +84,8 @@ class Teacher(Section):
     )
     prompt: str = setting(
         "",
-        "Jinja file that writes the last message of the prompt as the policy itself is to see it "
-        "when it teaches, from `prompt` and what `reads` names.",
+        "Jinja file that writes the last message of the prompt as the teacher is to see it, from "
+        "`prompt` and what `reads` names.",
     )
     reads: list[str] = setting(
         [],
@@ -120,7 +120,7 @@ class Teacher(Section):
     @property
     def own_weights(self) -> bool:
         """True if it is a model beside the policy, on the engine that trains."""
-        return self.engine == "local" and not (self.prompt and self.weights == "live")
+        return self.engine == "local" and (bool(self.name) or self.weights != "live")
 
 
 class ModelConfig(Section):

@@ -454,7 +454,9 @@ class TrainConfig(Section):
     teacher_gamma: float = number(declared.TEACHER_GAMMA)
     teacher_mean: bool = number(declared.TEACHER_MEAN)
     prefix_coeff: float = number(declared.PREFIX_COEFF)
-    teacher_candidates: int = number(declared.TEACHER_CANDIDATES)
+    teacher_candidates: int = number(
+        declared.TEACHER_CANDIDATES, Aka("distillation.topk", "loss_top_k")
+    )
     divergence_alpha: float = number(declared.DIVERGENCE_ALPHA)
     candidates_rest: declared.Rest = number(declared.CANDIDATES_REST)
     robustness: float = number(declared.ROBUSTNESS)

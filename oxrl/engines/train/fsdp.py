@@ -66,7 +66,7 @@ class FsdpTrainer(LocalTrainer):
         # gathers them, and gradients are cast up before they are summed over ranks and
         # micro-batches. Without masters the pieces stay as they are stored.
         for parameter in self.model.parameters():
-            if parameter.dtype == dtype and self.options.master_weights == "float32":
+            if parameter.dtype == dtype and self.options.masters == "float32":
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
             param_dtype=dtype,

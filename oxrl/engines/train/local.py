@@ -42,7 +42,7 @@ class LocalTrainer(Trainer):
 
     def _master_of(self, parameter: Parameter) -> Parameter:
         """Return the weight that the optimizer steps: the parameter itself, or a float32 copy."""
-        if has_master(parameter.dtype, self.options.master_weights):
+        if has_master(parameter.dtype, self.options.masters):
             return Parameter(parameter.detach().float())
         if parameter.dtype in LOW_PRECISION:
             parameter.grad_dtype = None  # sums of gradients are float32 all the same
@@ -172,7 +172,7 @@ class LocalTrainer(Trainer):
         for name, parameter in self.model.named_parameters():
             yield WEIGHT, self._place(name, parameter)
         for name, master in self._masters.items():
-            if has_master(self._stored[name].dtype, self.options.master_weights):
+            if has_master(self._stored[name].dtype, self.options.masters):
                 yield MASTER, self._place(name, master)
             for kind, held in self._adam.state.get(master, {}).items():
                 if kind in KINDS:

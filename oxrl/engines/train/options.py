@@ -47,6 +47,8 @@ class TrainerOptions:
         offload_activations: what is stored all the same waits in CPU memory.
         trained: False for a model that only answers `forward`; an engine may then go without an
             optimizer.
+        stays: its weights stay as they are loaded, or are set to others of their type: no float32
+            copies are held.
         tokenizer: saved beside the weights, so that the checkpoint is complete.
         image_processor: of transformers, saved there too, of a model that is shown images.
         actions: that turns are, saved there too.
@@ -75,6 +77,7 @@ class TrainerOptions:
     gradient_checkpointing: bool = False
     offload_activations: bool = False
     trained: bool = True
+    stays: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     image_processor: Any = None
     actions: ActionHead | None = None
@@ -82,6 +85,11 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         if self.lr_schedule != "constant" and self.total_steps is None:
             raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
+
+    @property
+    def masters(self) -> Masters:
+        """The copies that are held of weights in low precision."""
+        return "none" if self.stays else self.master_weights
 
     def learning_rate(self, step: int) -> float:
         """Compute the rate of optimizer step `step`: linear warm-up, then the schedule.

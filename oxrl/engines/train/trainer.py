@@ -442,7 +442,7 @@ class Trainer(ABC):
         for name in self._trained():
             stored = self._stored[name]
             types = {kept.kind: kept.stored_as(stored) for kept in KEPT[self._rules[name]]}
-            if has_master(stored.dtype, self.options.master_weights):
+            if has_master(stored.dtype, self.options.masters):
                 types[MASTER] = WeightType(stored.shape, torch.float32)
             found[name] = types
         return found

@@ -1,0 +1,252 @@
+"""What is a teacher worth on small batches? Sums, from the quickstart's warm start; the teacher is
+what the quickstart ends with.
+
+    python experiments/teachers/run.py [--seeds 3] [--out runs/teachers]
+        32 samples a step, 40 steps
+    python experiments/teachers/run.py --samples 512 --steps 20
+        a large batch, where a teacher brings nothing
+
+Every arm sees as many samples and takes as many steps, at the same learning rate. Controls: a
+teacher that is shown the sum of another row, and supervised learning on as many answers of the
+teacher. Printed: a row of the table for every arm and seed, and what one of them is worth more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oxrl.commands.evaluate import run_eval
+from oxrl.commands.train import run
+from oxrl.config import load_config
+from oxrl_datasets.prepare import PREPARERS
+from oxrl_stats.compare import compared
+from oxrl_stats.evaluated import read_answers
+
+QUICKSTART = Path(__file__).parent.parent / "quickstart"
+TASK = {
+    "low": 10,
+    "high": 99,
+    "slips": 0.5,
+    "sft_rows": 40_000,
+    "rl_rows": 8_000,
+    "eval_rows": 1_000,
+}
+EVAL_SAMPLES = 2
+EVAL_EVERY = 5
+GROUP = 8
+CANDIDATES = 8
+ARMS = ("opd_topk", "opd", "sgrpo", "other sums", "sft")
+OTHER = "other"
+
+
+@dataclass
+class Found:
+    """What an arm came to.
+
+    curve: accuracy after so many samples. seconds: of processors, evaluations left out.
+    """
+
+    answers: Path
+    value: float
+    told: str
+    seconds: float
+    curve: dict[int, float] = field(default_factory=dict)
+
+
+class Seed:
+    """Data, warm start and teacher of one seed, and the runs from there.
+
+    Args:
+        folder: for everything.
+        seed: of data, models and runs.
+        samples: of a step.
+        steps: of every arm.
+    """
+
+    def __init__(self, folder: Path, seed: int, samples: int, steps: int) -> None:
+        self.folder = folder
+        self.samples = samples
+        self.steps = steps
+        self.shared = [f"run.seed={seed}", "run.health={nothing-trained: off}"]
+        PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
+        self.train = folder / "data/rl.jsonl"
+        self._add_other_sums(seed)
+        sft = [f"run.dir={folder / 'sft'}", f"data.train={folder / 'data/sft.jsonl'}"]
+        run(load_config(QUICKSTART / "sft.yaml", [*self.shared, *sft]))
+        self.warm = newest(folder / "sft")
+        rl = [f"run.dir={folder / 'rl'}", f"data.train={self.train}", f"model.name={self.warm}"]
+        run(load_config(QUICKSTART / "rl.yaml", [*self.shared, *rl]))
+        self.teacher = newest(folder / "rl")
+
+    def _add_other_sums(self, seed: int) -> None:
+        """Give every row the question of another one, for the control."""
+        rows = [json.loads(line) for line in self.train.read_text().splitlines()]
+        questions = [row["prompt"] for row in rows]
+        random.Random(seed).shuffle(questions)
+        for row, question in zip(rows, questions, strict=True):
+            row[OTHER] = question
+        self.train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (self.folder / "other.jinja").write_text("{{ other }}")
+
+    def arm(self, name: str) -> Found:
+        """Train one arm, and measure it on held-out sums."""
+        directory = self.folder / name.replace(" ", "_")
+        given = [
+            *self.shared,
+            f"run.dir={directory}",
+            f"run.steps={self.steps}",
+            "run.checkpoint_every=0",
+            f"model.name={self.warm}",
+            f"data.eval={self.folder / 'data/eval.jsonl'}",
+            f"run.eval_every={EVAL_EVERY}",
+        ]
+        supervised = name == "sft"
+        recipe = QUICKSTART / ("sft.yaml" if supervised else "rl.yaml")
+        own = self._supervised() if supervised else self._rl(name)
+        cfg = load_config(recipe, [*given, *own])
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        run(cfg)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        lines = [
+            json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()
+        ]
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        evaluating = sum(line.get("time/eval_s", 0.0) for line in lines)
+        curve = {
+            self.samples * line["step"]: line["eval/reward"]
+            for line in lines
+            if "eval/reward" in line
+        }
+        found = self.measured(newest(directory), name)
+        found.seconds = spent - evaluating
+        found.curve = curve
+        return found
+
+    def _rl(self, name: str) -> list[str]:
+        groups = name == "sgrpo"
+        size = GROUP if groups else 1
+        given = [
+            f"data.train={self.train}",
+            f"data.prompts_per_step={self.samples // size}",
+            f"rollout.n_samples={size}",
+            f"rollout.eval_samples={EVAL_SAMPLES}",
+        ]
+        if groups:
+            return given
+        teacher = f"name: {self.teacher}"
+        if name == "other sums":
+            teacher += f", prompt: {self.folder / 'other.jinja'}, reads: [{OTHER}]"
+        given += [f"model.teachers={{big: {{{teacher}}}}}", "~train.kl_coeff"]
+        given.append(f"train.alg_name={'opd' if name == 'opd' else 'opd_topk'}")
+        if name != "opd":
+            given.append(f"train.teacher_candidates={CANDIDATES}")
+        return given
+
+    def _supervised(self) -> list[str]:
+        return [
+            f"data.train={self._teachers_answers()}",
+            f"data.rows_per_step={self.samples}",
+            "train.lr=3e-4",
+            "train.warmup_steps=0",
+            "reward.name=exact",
+            "rollout.max_tokens=6",
+            f"rollout.eval_samples={EVAL_SAMPLES}",
+        ]
+
+    def _teachers_answers(self) -> Path:
+        """Sample an answer of the teacher to as many sums as the other arms see."""
+        rows = self.samples * self.steps
+        asked = self.folder / "asked.jsonl"
+        lines = self.train.read_text().splitlines()
+        repeated = [lines[place % len(lines)] for place in range(rows)]
+        asked.write_text("".join(line + "\n" for line in repeated))
+        said = self.folder / "said.jsonl"
+        given = [
+            *self.shared,
+            f"model.name={self.teacher}",
+            f"data.eval={asked}",
+            f"data.train={self.train}",
+        ]
+        run_eval(QUICKSTART / "rl.yaml", given, samples=1, temperature=1.0, out=said)
+        answers = [json.loads(line) for line in said.read_text().splitlines()]
+        path = self.folder / "teacher_answers.jsonl"
+        with path.open("w") as file:
+            for answer in answers:
+                row = {"prompt": answer["prompt"], "completion": answer["response"]}
+                file.write(json.dumps(row) + "\n")
+        return path
+
+    def measured(self, model: Path, name: str) -> Found:
+        """Sample answers of a model to all held-out sums."""
+        out = self.folder / f"{name.replace(' ', '_')}_answers.jsonl"
+        given = [
+            *self.shared,
+            f"model.name={model}",
+            f"data.eval={self.folder / 'data/eval.jsonl'}",
+            f"data.train={self.train}",
+        ]
+        found = run_eval(QUICKSTART / "rl.yaml", given, samples=4, temperature=1.0, out=out)
+        value, low, high = (
+            100 * found[key] for key in ("eval/reward", "eval/reward_low", "eval/reward_high")
+        )
+        return Found(out, value, f"{value:.1f} [{low:.1f}, {high:.1f}]", 0.0)
+
+
+def newest(directory: Path) -> Path:
+    """The last checkpoint of a run."""
+    return max((directory / "checkpoints").glob("step_*"))
+
+
+def row(*cells: object) -> None:
+    """Print a row of the table."""
+    sys.stdout.write(f"| {' | '.join(map(str, cells))} |\n")
+    sys.stdout.flush()
+
+
+def reached(curve: dict[int, float], bound: float) -> str:
+    """The samples after which a curve is at a bound, as it was looked at."""
+    found = [samples for samples, value in sorted(curve.items()) if value >= bound]
+    return f"{found[0]:,}" if found else "-"
+
+
+def study(folder: Path, seed: int, samples: int, steps: int) -> None:
+    """All arms of one seed."""
+    made = Seed(folder, seed, samples, steps)
+    teacher = made.measured(made.teacher, "teacher")
+    row(seed, "warm start", made.measured(made.warm, "warm").told, "-", "-", "-")
+    row(seed, "teacher", teacher.told, "-", "-", "-")
+    found: dict[str, Found] = {}
+    for name in ARMS:
+        found[name] = made.arm(name)
+        arm = found[name]
+        halfway = arm.curve.get(samples * steps // 2, float("nan"))
+        at = reached(arm.curve, 0.9 * teacher.value / 100)
+        row(seed, name, arm.told, f"{100 * halfway:.1f}", at, f"{arm.seconds:.0f}")
+    asked = [read_answers(found[name].answers) for name in ("opd_topk", "sgrpo")]
+    gap = compared("sums", *asked).gap
+    told = f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
+    row(seed, "opd_topk less sgrpo", told, "-", "-", "-")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What is a teacher worth on small batches?")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("runs/teachers"))
+    chosen = parser.parse_args()
+    row("seed", "arm", "accuracy", "at half time", "samples to 90 % of the teacher", "cpu s")
+    row(*6 * ["---"])
+    for seed in range(1, 1 + chosen.seeds):
+        folder = chosen.out / f"{chosen.samples}_samples" / f"seed_{seed}"
+        study(folder, seed, chosen.samples, chosen.steps)
+
+
+if __name__ == "__main__":
+    main()
