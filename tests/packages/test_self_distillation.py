@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from oxrl.plan.preflight import Prepared, examine
 from oxrl.recipes.features.base import Hint
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 from oxrl_teachers import templates
-from oxrl_teachers.hints import HintedRows
+from oxrl_teachers.hints import HintedRows, check_template
 from support.command_line import oxrl
 from support.killed_runs import killed_until_done, uninterrupted
 from support.small_runs import check_same, metric_lines, model_that_stops, rl_config
@@ -378,9 +379,16 @@ def test_a_row_that_is_too_long_behind_its_hint_is_left_out_and_told(
     assert f"{length} tokens, and the model reads {length - 1}" in said
 
 
-def test_a_prompt_that_is_not_what_its_messages_say_is_refused() -> None:
+@pytest.mark.parametrize("what", ["other tokens", "images", "what is read anew"])
+def test_a_prompt_that_is_not_what_its_messages_say_is_refused(what: str) -> None:
     one = rollout("abc", 1, sample=0)
-    object.__setattr__(one.prompt, "token_ids", one.prompt.token_ids[1:])
+    if what == "other tokens":
+        object.__setattr__(one.prompt, "token_ids", one.prompt.token_ids[1:])
+    elif what == "images":
+        object.__setattr__(one.prompt, "images", ("a.png",))
+    else:
+        again = replace(one.completion.segments[0], context=(1, 2))
+        object.__setattr__(one.completion, "segments", (*one.completion.segments, again))
     with pytest.raises(DataError, match="row row begins with other tokens than its messages"):
         shown("{{ answer }}", ("answer",), [one])
 
@@ -506,6 +514,12 @@ def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) 
     large = "{% set x = prompt * 99999 %}{% set y = x * 99999 %}{{ y }}"
     assert "memory" in templates.try_apart(large, [{"prompt": "x"}]).error
     assert templates.try_apart("{{ prompt }}!", [{"prompt": "x"}]).texts == ["x!"]
+
+
+def test_images_are_refused_before_a_run() -> None:
+    prompt = replace(rollout("a", 1, sample=0).prompt, images=("a.png",))
+    with pytest.raises(ConfigError, match="row row shows images"):
+        check_template("model.teachers.self.prompt", "hint.jinja", Hint("x", ()), [prompt])
 
 
 def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
