@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -46,54 +47,63 @@ def check_template(field: str, file: str, hint: Hint, prompts: Sequence[Prompt])
         ConfigError: it cannot be written, reads what it is not given or not what it is, or says
             what stands there already: the policy would teach itself nothing.
     """
-    reads = set(hint.reads)
-    if "prompt" in reads or len(reads) < len(hint.reads):
-        raise ConfigError(
-            f"{field}: reads names prompt, which every template is given, or a name twice: "
-            f"{', '.join(hint.reads)}"
+    why = _why_unfit(hint, prompts)
+    if why:
+        raise ConfigError(f"{field}: {file} {why}")
+    rows = list(islice(_filled(hint, prompts), TRIED))
+    found = try_apart(hint.template, rows)
+    names = set(found.names) - {"prompt"}
+    unknown = sorted(names - set(hint.reads))
+    unread = sorted(set(hint.reads) - names)
+    if unknown:
+        told = ", ".join(("prompt", *hint.reads))
+        why = f"reads {', '.join(unknown)}, and is given {told}: name more in reads"
+    elif found.error:
+        why = f"cannot be written: {found.error}"
+    elif unread:
+        why = (
+            f"does not read {', '.join(unread)}, and rows without would be left out for nothing: "
+            "remove it from reads"
         )
+    elif rows and list(found.texts) == [row["prompt"] for row in rows]:
+        why = (
+            "writes the prompt as it stands there already, and the policy would teach itself "
+            "nothing: its divergence from itself is 0"
+        )
+    if why:
+        raise ConfigError(f"{field}: {file} {why}")
+
+
+def _why_unfit(hint: Hint, prompts: Sequence[Prompt]) -> str:
+    """Say why rows cannot be given to a template; empty if they can."""
+    if "prompt" in hint.reads or len(set(hint.reads)) < len(hint.reads):
+        told = ", ".join(hint.reads)
+        return f"is given prompt as every template is, and nothing twice; reads names {told}"
     for name in hint.reads:
         if prompts and not any(has_field(name, prompt) for prompt in prompts):
-            raise ConfigError(
-                f"{field}: {file} reads {name}, and no row that was looked at has such a field. "
-                "Where only some rows have one, give the others null"
+            return (
+                f"reads {name}, and no row that was looked at has such a field. Where only some "
+                "rows have one, give the others null"
             )
-    rows: list[dict[str, Any]] = []
     for prompt in prompts:
         if prompt.images:
-            raise ConfigError(
-                f"{field}: row {prompt.uid} shows images, and hints are for prompts of text alone"
-            )
+            return f"is for prompts of text alone, and row {prompt.uid} shows images"
+    return ""
+
+
+def _filled(hint: Hint, prompts: Sequence[Prompt]) -> Iterator[dict[str, Any]]:
+    """Yield what the template is given for each row that lacks nothing."""
+    for prompt in prompts:
         given = {
             name: "..." if name in KNOWN_IN_STEPS else named_in_row(name, prompt)
             for name in hint.reads
         }
-        if len(rows) < TRIED and not any(map(is_missing, given.values())):
-            rows.append({"prompt": prompt.question, **given})
-    found = try_apart(hint.template, rows)
-    told = ", ".join(("prompt", *hint.reads))
-    unknown = sorted(set(found.names) - reads - {"prompt"})
-    if unknown:
-        raise ConfigError(
-            f"{field}: {file} reads {', '.join(unknown)}, and is given {told}: name more in reads"
-        )
-    if found.error:
-        raise ConfigError(f"{field}: {file} cannot be written: {found.error}")
-    unread = sorted(reads - set(found.names))
-    if unread:
-        raise ConfigError(
-            f"{field}: {file} does not read {', '.join(unread)}, and rows without would be left "
-            "out for nothing: remove it from reads"
-        )
-    if rows and all(text == row["prompt"] for text, row in zip(found.texts, rows, strict=True)):
-        raise ConfigError(
-            f"{field}: {file} writes the prompt as it stands there already, and the policy would "
-            "teach itself nothing: its divergence from itself is 0"
-        )
+        if not any(map(is_missing, given.values())):
+            yield {"prompt": prompt.question, **given}
 
 
 class HintedRows:
-    """What was sampled, behind prompts that a template writes.
+    """The samples of a step, behind prompts that a template writes.
 
     Args:
         name: of the teacher.
@@ -115,7 +125,11 @@ class HintedRows:
         self._told = False
 
     def take(self, rollouts: Rollouts) -> None:
-        """Keep the samples of a step."""
+        """Keep the samples of a step.
+
+        Args:
+            rollouts: all of them, scored where there is a reward.
+        """
         self._rollouts = rollouts
         right: dict[int, list[Rollout]] = defaultdict(list)
         for rollout in rollouts:

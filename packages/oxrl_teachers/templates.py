@@ -22,7 +22,7 @@ MOST_BYTES = 2 << 30
 
 
 class Trial(NamedTuple):
-    """What became of a template.
+    """The outcome of writing a template.
 
     error: why it cannot be written; empty: it can. names: that it reads, whether or not it came
     across them. texts: what it made of each row.

@@ -483,8 +483,8 @@ BAD = {
     "same": ("{{ prompt }}", (), "writes the prompt as it stands there already"),
     "unread": ("say: {{ prompt }}", ("answer",), "does not read answer"),
     "no such field": ("{{ remark }} {{ prompt }}", ("remark",), "no row that was looked at has"),
-    "prompt": ("{{ prompt }}!", ("prompt",), "reads names prompt, which every template is given"),
-    "twice": ("{{ answer }}", ("answer", "answer"), "or a name twice"),
+    "prompt": ("{{ prompt }}!", ("prompt",), "is given prompt as every template is"),
+    "twice": ("{{ answer }}", ("answer", "answer"), "and nothing twice"),
     "arithmetic": ("{{ 1 // 0 }} {{ prompt }}", (), "cannot be written: ZeroDivisionError"),
     "no text": ("{{ prompt + 1 }}", (), "cannot be written: TypeError"),
     "other files": ("{% include 'x' %}", (), "cannot be written: TypeError"),
@@ -518,7 +518,7 @@ def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) 
 
 def test_images_are_refused_before_a_run() -> None:
     prompt = replace(rollout("a", 1, sample=0).prompt, images=("a.png",))
-    with pytest.raises(ConfigError, match="row row shows images"):
+    with pytest.raises(ConfigError, match="text alone, and row row shows images"):
         check_template("model.teachers.self.prompt", "hint.jinja", Hint("x", ()), [prompt])
 
 
