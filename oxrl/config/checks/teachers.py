@@ -66,6 +66,8 @@ def check_teachers(cfg: Config) -> Problems:
         rule = f"{row.name} needs the policy itself as one: write {{self: {{prompt: FILE.jinja}}}}"
         yield Problem(FIELD, rule, list(teachers), also=("train.alg_name",))
     for name, teacher in teachers.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            yield Problem(FIELD, "have names of letters, digits, _ and -", name)
         for path, rule, value in _of_one(cfg, teacher):
             field = f"{FIELD}.{name}"
             yield Problem(f"{field}.{path}", rule, value, also=(f"{field}.name",))
@@ -100,6 +102,8 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
         wrong.append(("engine", rule, teacher.engine))
     if teacher.prompt and not Path(teacher.prompt).is_file():
         wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    if teacher.prompt:
+        wrong += _of_self(cfg, teacher)
     return wrong or list(_of_place(cfg, teacher))
 
 
@@ -117,6 +121,22 @@ def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
         yield "name", "is required: a model; or prompt, for the policy itself", ""
     elif teacher.engine != "local":
         yield "engine", "must be local where the policy teaches", teacher.engine
+
+
+def _of_self(cfg: Config, teacher: Teacher) -> list[Wrong]:
+    """Look at what the policy is to see when it teaches itself."""
+    wrong: list[Wrong] = []
+    if "peer" in teacher.reads and cfg.rollout.n_samples == 1:
+        wrong.append(("reads", "has peer, of which rollout.n_samples: 1 has none", teacher.reads))
+    if cfg.has_no_reward and {"peer", "feedback"} & {*teacher.reads}:
+        rule = "has what only a reward or an environment says: set reward.name"
+        wrong.append(("reads", rule, teacher.reads))
+    if cfg.environment.name and cfg.rollout.context != "whole":
+        wrong.append(("prompt", "needs rollout.context: whole, a hint before all turns", ""))
+    if teacher.follows and teacher.dtype == "bfloat16":
+        rule = "must be float32 with weights: {ema: ...}, a small share is lost in bfloat16"
+        wrong.append(("dtype", rule, teacher.dtype))
+    return wrong
 
 
 def _of_model(cfg: Config, teacher: Teacher) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from oxrl.checkpoint import Saved
-from oxrl.engines.train import Scorer, TrainEngine
+from oxrl.engines.train import Part, Scorer, TrainEngine
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.session import RolloutProgress
@@ -50,13 +50,15 @@ class Hint(NamedTuple):
     """Another prompt, which the policy sees when it teaches itself.
 
     template: Jinja text of its last message. reads: names that the template is given beside
-    `prompt`. follows: share of the policy that the teacher's weights take in after a rollout step;
-    0: none.
+    `prompt`. longest: tokens of a row; None: not known. follows: share of the policy that the
+    teacher's weights take in after a rollout step; 0: none. part: which weights of the policy.
     """
 
     template: str
     reads: tuple[str, ...]
-    follows: float
+    longest: int | None = None
+    follows: float = 0.0
+    part: Part = "all"
 
 
 class Teacher(NamedTuple):
