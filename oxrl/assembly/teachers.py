@@ -21,6 +21,9 @@ from oxrl.recipes.features.base import Hint, Teacher
 from oxrl.tables.roles import POLICY, TEACHER
 from oxrl.types import Prompt
 
+# What may change without another teacher.
+MOVES = {"url", "key_env", "sources"}
+
 
 def build_teachers(
     assembly: Assembly, models: Mapping[str, Scorer], stack: ExitStack
@@ -52,7 +55,8 @@ def build_teachers(
         if asked.name:
             bound = FIRST_RATIO_TOLERANCE[asked.dtype or assembly.cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
-        found[name] = Teacher(scorer, frozenset(asked.sources), hint_of(asked))
+        about = f"{asked.model_dump_json(exclude=MOVES)} {assembly.cfg.rollout.temperature}"
+        found[name] = Teacher(scorer, frozenset(asked.sources), hint_of(asked), about)
     return found
 
 

@@ -76,7 +76,7 @@ class AsksTeachers(Feature):
                 said = self._hinted[name].ask(teacher.scorer, asked, rollouts.select(rows), want)
             else:
                 said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
-            answers.put(rows, self.known(said))
+            answers.put(rows, known_tokens(said, self._vocabulary))
         mask = rollouts.inputs.response_mask
         self._said = answers.logprobs.masked_fill(~mask, 0.0)
         self._unanswered = (answers.logprobs.isnan() & mask).any(1)
@@ -107,32 +107,6 @@ class AsksTeachers(Feature):
             )
         return name
 
-    def known(self, said: Output) -> Output:
-        """Leave out candidates that are no tokens of the vocabulary.
-
-        Args:
-            said: by a teacher.
-
-        Raises:
-            EngineError: one of them has probability.
-        """
-        ids, logprobs = said.top_ids, said.top_logprobs
-        if ids is None or logprobs is None:
-            return said
-        beyond = ids >= self._vocabulary
-        mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
-        if mass > 1e-6:
-            raise EngineError(
-                f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
-                f"policy's tokenizer has not, ids from {self._vocabulary} on: take one of the same "
-                "family"
-            )
-        return replace(
-            said,
-            top_ids=ids.masked_fill(beyond, -1),
-            top_logprobs=logprobs.masked_fill(beyond, float("nan")),
-        )
-
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Leave rows without an answer out of the update; keep the others for the record."""
         inputs = batch.inputs
@@ -143,6 +117,36 @@ class AsksTeachers(Feature):
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Count rows without an answer."""
         return {"teacher/left_out": float(self._unanswered.sum())}
+
+
+def known_tokens(said: Output, vocabulary: int) -> Output:
+    """Leave out candidates that are no tokens of the vocabulary.
+
+    Args:
+        said: by a teacher.
+        vocabulary: tokens of the policy's tokenizer.
+
+    Returns:
+        The same, with id -1 and NaN in place of these.
+
+    Raises:
+        EngineError: one of them has probability.
+    """
+    ids, logprobs = said.top_ids, said.top_logprobs
+    if ids is None or logprobs is None:
+        return said
+    beyond = ids >= vocabulary
+    mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
+    if mass > 1e-6:
+        raise EngineError(
+            f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
+            f"policy's tokenizer has not, ids from {vocabulary} on: take one of the same family"
+        )
+    return replace(
+        said,
+        top_ids=ids.masked_fill(beyond, -1),
+        top_logprobs=logprobs.masked_fill(beyond, float("nan")),
+    )
 
 
 def sources_of(teachers: Mapping[str, Teacher]) -> dict[str | None, str]:
