@@ -25,6 +25,9 @@ from oxrl.tables.numbers import TEACHER_CANDIDATES
 from oxrl.tables.roles import POLICY, TEACHER
 from oxrl.types import Prompt
 
+# What may change without another teacher.
+MOVES = {"url", "key_env", "sources"}
+
 
 def build_teachers(
     assembly: Assembly, models: Mapping[str, Scorer], stack: ExitStack
@@ -58,8 +61,9 @@ def build_teachers(
         if asked.name:
             bound = FIRST_RATIO_TOLERANCE[asked.dtype or cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
+        about = f"{asked.model_dump_json(exclude=MOVES)} {cfg.rollout.temperature}"
         hint = hint_of(asked, cfg.model.context_length, part)
-        found[name] = Teacher(scorer, frozenset(asked.sources), hint)
+        found[name] = Teacher(scorer, frozenset(asked.sources), hint, about)
     return found
 
 

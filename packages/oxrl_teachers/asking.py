@@ -120,7 +120,7 @@ class AsksTeachers(Feature):
                 said, shown[rows] = self._hinted[name].ask(teacher.scorer, asked, own, want)
             else:
                 said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
-            answers.put(rows, self.known(said))
+            answers.put(rows, known_tokens(said, self._vocabulary))
         mask = rollouts.inputs.response_mask
         self._said = answers.logprobs.masked_fill(~mask, 0.0)
         self._unanswered = (answers.logprobs.isnan() & mask).any(1)
@@ -150,32 +150,6 @@ class AsksTeachers(Feature):
                 f"{known}. Add it to one, or leave sources out of one, which then has all others"
             )
         return name
-
-    def known(self, said: Output) -> Output:
-        """Leave out candidates that are no tokens of the vocabulary.
-
-        Args:
-            said: by a teacher.
-
-        Raises:
-            EngineError: one of them has probability.
-        """
-        ids, logprobs = said.top_ids, said.top_logprobs
-        if ids is None or logprobs is None:
-            return said
-        beyond = ids >= self._vocabulary
-        mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
-        if mass > 1e-6:
-            raise EngineError(
-                f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
-                f"policy's tokenizer has not, ids from {self._vocabulary} on: take one of the same "
-                "family"
-            )
-        return replace(
-            said,
-            top_ids=ids.masked_fill(beyond, -1),
-            top_logprobs=logprobs.masked_fill(beyond, float("nan")),
-        )
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Leave rows without an answer out of the update; keep the others for the record."""
@@ -215,6 +189,36 @@ def follow(teacher: TrainEngine, policy: TrainEngine, hint: Hint) -> None:
     pairs = zip(held_weights, chain.from_iterable(policy.weights(hint.part)), strict=True)
     teacher.set_weights(
         (name, held.lerp(current.to(held), hint.follows)) for (name, held), (_, current) in pairs
+    )
+
+
+def known_tokens(said: Output, vocabulary: int) -> Output:
+    """Leave out candidates that are no tokens of the vocabulary.
+
+    Args:
+        said: by a teacher.
+        vocabulary: tokens of the policy's tokenizer.
+
+    Returns:
+        The same, with id -1 and NaN in place of these.
+
+    Raises:
+        EngineError: one of them has probability.
+    """
+    ids, logprobs = said.top_ids, said.top_logprobs
+    if ids is None or logprobs is None:
+        return said
+    beyond = ids >= vocabulary
+    mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
+    if mass > 1e-6:
+        raise EngineError(
+            f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
+            f"policy's tokenizer has not, ids from {vocabulary} on: take one of the same family"
+        )
+    return replace(
+        said,
+        top_ids=ids.masked_fill(beyond, -1),
+        top_logprobs=logprobs.masked_fill(beyond, float("nan")),
     )
 
 

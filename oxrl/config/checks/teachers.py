@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.config.checks.usual import named_model_problems
+from oxrl.config.conditions import learns_given_rows
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import Teacher
 from oxrl.config.source import Problem, Problems, at
 from oxrl.modelfiles.dims import model_context, model_dims
 from oxrl.modelfiles.folder import is_reward_model, vision_family
-from oxrl.tables.cells import PROMPTED_SELF, TEACHER_TOP
+from oxrl.tables.cells import DISCRIMINATOR, PROMPTED_SELF, TEACHER_TOP
 from oxrl.tables.numbers import DIVERGENCE_ALPHA, LEAST_ALPHA, TEACHER_CANDIDATES
 
 FIELD = "model.teachers"
@@ -79,6 +80,20 @@ def check_teachers(cfg: Config) -> Problems:
             )
     yield from _sources(teachers)
     yield from _divergence(cfg)
+    yield from _given_rows(cfg)
+
+
+def check_text_alone(cfg: Config) -> Problems:
+    """What is learned from are given answers: texts, and one for a prompt.
+
+    Args:
+        cfg: of a run with a discriminator, or with given rows.
+    """
+    if vision_family(cfg.model.name) is not None:
+        yield at("model.name", "sees images; given answers are text alone", "train.alg_name")
+    if cfg.environment.name and cfg.train.row.has(DISCRIMINATOR):
+        rule = "answers responses, which are compared with one text each: remove it"
+        yield at("environment.name", rule, "train.alg_name")
 
 
 # What is wrong with a teacher: its field, what is right, what was seen.
@@ -194,6 +209,20 @@ def _sources(teachers: dict[str, Teacher]) -> Problems:
         yield Problem(FIELD, "a source belongs to one teacher: name it once", twice)
     if len(others) > 1:
         yield Problem(FIELD, "have the same rows, all that no other names: write sources", others)
+
+
+def _given_rows(cfg: Config) -> Problems:
+    """There are given answers for a row that learns from them, and one model to ask about them."""
+    if not learns_given_rows(cfg):
+        return
+    yield from check_text_alone(cfg)
+    if cfg.data.given_rows is None:
+        rule = f"is required by {cfg.train.row.name}: a file of answers; or set train.gkd_lambda=1"
+        yield at("data.given_rows", rule, "train.gkd_lambda", "train.alg_name")
+    teachers = cfg.model.teachers
+    if len(teachers) > 1 or any(teacher.prompt for teacher in teachers.values()):
+        rule = "must be one that sees rows as they are, to be asked about data.given_rows"
+        yield Problem(FIELD, rule, list(teachers), also=("data.given_rows", "train.gkd_lambda"))
 
 
 def _divergence(cfg: Config) -> Problems:
