@@ -26,7 +26,7 @@ SERVERS = "such as http://localhost:8000/v1"
 
 
 class Condition(NamedTuple):
-    """When fields of a teacher are read, as the end of a sentence."""
+    """The condition under which fields of a teacher are read, as the end of a sentence."""
 
     fields: tuple[str, ...]
     holds: Callable[[Teacher], bool]
@@ -84,7 +84,7 @@ def check_teachers(cfg: Config) -> Problems:
 
 
 def check_text_alone(cfg: Config) -> Problems:
-    """What is learned from are given answers: texts, and one for a prompt.
+    """Make sure that given answers are texts, and one for a prompt.
 
     Args:
         cfg: of a run with a discriminator, or with given rows.
