@@ -12,11 +12,16 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, EngineError
 from oxrl.models.load import load_policy
+from oxrl.types import TokenIds
 from oxrl_graders.judge import endpoint as transport
+from oxrl_teachers.endpoint import EndpointTeacher
 from support.command_line import oxrl
 from support.judge_server import Answer, Json, JudgeServer, refused
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.teacher_server import completion, teacher_server
+
+
+TWO_STEPS = "run.steps=2"
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +50,28 @@ def served(server: JudgeServer, **more: str) -> Json:
     return {"name": "tiny", "engine": "endpoint", "url": server.url, **more}
 
 
-@pytest.mark.parametrize("algorithm", ["opd", "opd_topk", "kdrl"])
+@pytest.mark.parametrize(
+    "algorithm", ["opd", "opd_topk", pytest.param("kdrl", marks=pytest.mark.full)]
+)
 def test_a_run_is_that_of_a_local_teacher_with_the_same_weights(
-    tmp_path: Path, folder: Path, server: JudgeServer, algorithm: str
+    tmp_path: Path,
+    folder: Path,
+    server: JudgeServer,
+    algorithm: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    begun: list[TokenIds] = []
+    begin = EndpointTeacher.begin
+
+    def counted(self: EndpointTeacher, row: TokenIds) -> None:
+        begun.append(row)
+        begin(self, row)
+
+    monkeypatch.setattr(EndpointTeacher, "begin", counted)
     numbers = {"teacher_candidates": 5} if algorithm == "opd_topk" else {}
     train = {"alg_name": algorithm, **numbers}
-    local = taught(tmp_path / "local", "run", {"name": str(folder)}, train=train)
-    other = taught(tmp_path / "other", "run", served(server), train=train)
+    local = taught(tmp_path / "local", "run", {"name": str(folder)}, TWO_STEPS, train=train)
+    other = taught(tmp_path / "other", "run", served(server), TWO_STEPS, train=train)
     run(local)
     run(other)
     pairs = zip(metric_lines(local.run.directory), metric_lines(other.run.directory), strict=True)
@@ -69,7 +88,8 @@ def test_a_run_is_that_of_a_local_teacher_with_the_same_weights(
     tried, *others = server.requests
     assert tried["prompt_logprobs"] == numbers.get("teacher_candidates", 0)
     # Every sample is asked for once, while others are sampled: alone, in a batch and twice before.
-    assert len(others) <= 3 * 3 + 4 * 16
+    assert len(begun) == 2 * 16
+    assert len(others) <= 3 * 3 + 2 * 16
 
 
 def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
@@ -85,7 +105,7 @@ def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
 
     server.answer = answer
     fails_always = False
-    cfg = taught(tmp_path / "some", "run", served(server), "run.steps=2")
+    cfg = taught(tmp_path / "some", "run", served(server), TWO_STEPS)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert all(1 <= line["teacher/left_out"] <= 8 for line in lines)
@@ -93,7 +113,7 @@ def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
     assert "400 not this one" in (cfg.run.directory / "run.log").read_text()
     fails_always = True
     server.requests.clear()
-    cfg = taught(tmp_path / "all", "run", served(server), "run.steps=2")
+    cfg = taught(tmp_path / "all", "run", served(server), TWO_STEPS)
     with pytest.raises(EngineError, match="16 of 16 rows of a step have no answer of their"):
         run(cfg)
 
