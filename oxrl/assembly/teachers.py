@@ -13,7 +13,7 @@ from typing import Any
 from oxrl.assembly.assemble import FIRST_RATIO_TOLERANCE
 from oxrl.assembly.assembly import Assembly
 from oxrl.config.sections.model import Teacher as Asked
-from oxrl.engines.train import Scorer
+from oxrl.engines.train import Part, Scorer
 from oxrl.entry_points import TEACHER_ENGINES, own_function
 from oxrl.errors import ConfigError, DataError
 from oxrl.flat_config import TEACHERS
@@ -24,6 +24,9 @@ from oxrl.tables.cells import TEACHER_TOP
 from oxrl.tables.numbers import TEACHER_CANDIDATES
 from oxrl.tables.roles import POLICY, TEACHER
 from oxrl.types import Prompt
+
+# What may change without another teacher.
+MOVES = {"url", "key_env", "sources"}
 
 
 def build_teachers(
@@ -44,8 +47,10 @@ def build_teachers(
     tokenizer = assembly.tokenizer
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     usual = assembly.sampled_alone or {*range(len(tokenizer))} - special
+    cfg = assembly.cfg
+    part: Part = "merged" if cfg.lora.rank else "all"
     found: dict[str, Teacher] = {}
-    for name, asked in assembly.cfg.model.teachers.items():
+    for name, asked in cfg.model.teachers.items():
         field = f"{TEACHERS}.{name}"
         if asked.own_weights:
             scorer = models[f"{TEACHER}{name}"]
@@ -54,9 +59,11 @@ def build_teachers(
         else:
             scorer = _engine_beside(assembly, field, asked, stack)
         if asked.name:
-            bound = FIRST_RATIO_TOLERANCE[asked.dtype or assembly.cfg.model.dtype]
+            bound = FIRST_RATIO_TOLERANCE[asked.dtype or cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
-        found[name] = Teacher(scorer, frozenset(asked.sources), hint_of(asked))
+        about = f"{asked.model_dump_json(exclude=MOVES)} {cfg.rollout.temperature}"
+        hint = hint_of(asked, cfg.model.context_length, part)
+        found[name] = Teacher(scorer, frozenset(asked.sources), hint, about)
     return found
 
 
@@ -75,12 +82,23 @@ def beside(name: str) -> Callable[..., Any]:
     return function
 
 
-def hint_of(asked: Asked) -> Hint | None:
-    """Read the template of a teacher that is the policy under another prompt; None of others."""
+def hint_of(asked: Asked, longest: int | None = None, part: Part = "all") -> Hint | None:
+    """Read the template of a teacher that is the policy under another prompt; None of others.
+
+    Args:
+        asked: of `model.teachers`.
+        longest, part: as of `Hint`.
+
+    Raises:
+        ConfigError: the template cannot be read.
+    """
     if not asked.prompt:
         return None
-    text = Path(asked.prompt).read_text("utf-8")
-    return Hint(template=text, reads=tuple(asked.reads), follows=asked.follows)
+    try:
+        text = Path(asked.prompt).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{TEACHERS}: {asked.prompt} cannot be read: {error}") from error
+    return Hint(text, tuple(asked.reads), longest, asked.follows, part)
 
 
 def _engine_beside(assembly: Assembly, field: str, asked: Asked, stack: ExitStack) -> Scorer:
@@ -132,8 +150,9 @@ def check_rows(teachers: Mapping[str, Asked], prompts: Sequence[Prompt]) -> None
         )
     for name, asked in teachers.items():
         hint = hint_of(asked)
+        own = [prompt for prompt in prompts if not asked.sources or prompt.source in asked.sources]
         if hint is not None:
-            beside("template")(f"{TEACHERS}.{name}.prompt", asked.prompt, hint, prompts)
+            beside("template")(f"{TEACHERS}.{name}.prompt", asked.prompt, hint, own)
 
 
 def check_vocabularies(assembly: Assembly) -> None:

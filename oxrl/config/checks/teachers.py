@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.config.checks.usual import named_model_problems
+from oxrl.config.conditions import learns_given_rows
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import Teacher
 from oxrl.config.source import Problem, Problems, at
 from oxrl.modelfiles.dims import model_context, model_dims
 from oxrl.modelfiles.folder import is_reward_model, vision_family
-from oxrl.tables.cells import PROMPTED_SELF, TEACHER_TOP
+from oxrl.tables.cells import DISCRIMINATOR, PROMPTED_SELF, TEACHER_TOP
 from oxrl.tables.numbers import DIVERGENCE_ALPHA, LEAST_ALPHA, TEACHER_CANDIDATES
 
 FIELD = "model.teachers"
@@ -66,6 +67,8 @@ def check_teachers(cfg: Config) -> Problems:
         rule = f"{row.name} needs the policy itself as one: write {{self: {{prompt: FILE.jinja}}}}"
         yield Problem(FIELD, rule, list(teachers), also=("train.alg_name",))
     for name, teacher in teachers.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            yield Problem(FIELD, "have names of letters, digits, _ and -", name)
         for path, rule, value in _of_one(cfg, teacher):
             field = f"{FIELD}.{name}"
             yield Problem(f"{field}.{path}", rule, value, also=(f"{field}.name",))
@@ -77,6 +80,20 @@ def check_teachers(cfg: Config) -> Problems:
             )
     yield from _sources(teachers)
     yield from _divergence(cfg)
+    yield from _given_rows(cfg)
+
+
+def check_text_alone(cfg: Config) -> Problems:
+    """What is learned from are given answers: texts, and one for a prompt.
+
+    Args:
+        cfg: of a run with a discriminator, or with given rows.
+    """
+    if vision_family(cfg.model.name) is not None:
+        yield at("model.name", "sees images; given answers are text alone", "train.alg_name")
+    if cfg.environment.name and cfg.train.row.has(DISCRIMINATOR):
+        rule = "answers responses, which are compared with one text each: remove it"
+        yield at("environment.name", rule, "train.alg_name")
 
 
 # What is wrong with a teacher: its field, what is right, what was seen.
@@ -100,6 +117,8 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
         wrong.append(("engine", rule, teacher.engine))
     if teacher.prompt and not Path(teacher.prompt).is_file():
         wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    if teacher.prompt:
+        wrong += _of_self(cfg, teacher)
     return wrong or list(_of_place(cfg, teacher))
 
 
@@ -117,6 +136,22 @@ def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
         yield "name", "is required: a model; or prompt, for the policy itself", ""
     elif teacher.engine != "local":
         yield "engine", "must be local where the policy teaches", teacher.engine
+
+
+def _of_self(cfg: Config, teacher: Teacher) -> list[Wrong]:
+    """Look at what the policy is to see when it teaches itself."""
+    wrong: list[Wrong] = []
+    if "peer" in teacher.reads and cfg.rollout.n_samples == 1:
+        wrong.append(("reads", "has peer, of which rollout.n_samples: 1 has none", teacher.reads))
+    if cfg.has_no_reward and {"peer", "feedback"} & {*teacher.reads}:
+        rule = "has what only a reward or an environment says: set reward.name"
+        wrong.append(("reads", rule, teacher.reads))
+    if cfg.environment.name and cfg.rollout.context != "whole":
+        wrong.append(("prompt", "needs rollout.context: whole, a hint before all turns", ""))
+    if teacher.follows and teacher.dtype == "bfloat16":
+        rule = "must be float32 with weights: {ema: ...}, a small share is lost in bfloat16"
+        wrong.append(("dtype", rule, teacher.dtype))
+    return wrong
 
 
 def _of_model(cfg: Config, teacher: Teacher) -> list[str]:
@@ -174,6 +209,20 @@ def _sources(teachers: dict[str, Teacher]) -> Problems:
         yield Problem(FIELD, "a source belongs to one teacher: name it once", twice)
     if len(others) > 1:
         yield Problem(FIELD, "have the same rows, all that no other names: write sources", others)
+
+
+def _given_rows(cfg: Config) -> Problems:
+    """There are given answers for a row that learns from them, and one model to ask about them."""
+    if not learns_given_rows(cfg):
+        return
+    yield from check_text_alone(cfg)
+    if cfg.data.given_rows is None:
+        rule = f"is required by {cfg.train.row.name}: a file of answers; or set train.gkd_lambda=1"
+        yield at("data.given_rows", rule, "train.gkd_lambda", "train.alg_name")
+    teachers = cfg.model.teachers
+    if len(teachers) > 1 or any(teacher.prompt for teacher in teachers.values()):
+        rule = "must be one that sees rows as they are, to be asked about data.given_rows"
+        yield Problem(FIELD, rule, list(teachers), also=("data.given_rows", "train.gkd_lambda"))
 
 
 def _divergence(cfg: Config) -> Problems:

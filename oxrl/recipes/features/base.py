@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from oxrl.checkpoint import Saved
-from oxrl.engines.train import Scorer, TrainEngine
+from oxrl.engines.train import Part, Scorer, TrainEngine
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.session import RolloutProgress
@@ -50,25 +51,28 @@ class Hint(NamedTuple):
     """Another prompt, which the policy sees when it teaches itself.
 
     template: Jinja text of its last message. reads: names that the template is given beside
-    `prompt`. follows: share of the policy that the teacher's weights take in after a rollout step;
-    0: none.
+    `prompt`. longest: tokens of a row; None: not known. follows: share of the policy that the
+    teacher's weights take in after a rollout step; 0: none. part: which weights of the policy.
     """
 
     template: str
     reads: tuple[str, ...]
-    follows: float
+    longest: int | None = None
+    follows: float = 0.0
+    part: Part = "all"
 
 
 class Teacher(NamedTuple):
     """Who scores what the policy samples.
 
     scorer: who is asked. sources: of rows that it scores; empty: those that no other teacher names.
-    hint: None of another model.
+    hint: None of another model. about: what its answers depend on beside its weights.
     """
 
     scorer: Scorer
     sources: frozenset[str]
     hint: Hint | None = None
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,9 @@ class FeatureInputs:
     of the reward, by name. compared_parts: those that the row compares one by one; empty: it
     compares their sum. seed: of the run. plays: an environment answers the policy.
     teachers: of `model.teachers`, by name. tokenizer: of the policy.
+
+    samples: that an optimizer step learns from, where none is dropped. directory: of the run; None
+    before it begins. given_rows: a file of conversations; None: there is none.
 
     score: by another reward, `score(name, groups)`, loaded when it is asked for first.
     rows: opens a file of conversations; None: features get none.
@@ -95,6 +102,9 @@ class FeatureInputs:
     plays: bool = False
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     tokenizer: PreTrainedTokenizerBase | None = None
+    samples: int = 0
+    directory: Path | None = None
+    given_rows: str | None = None
     score: ScoreBy | None = None
     rows: Callable[[str], RowsAt] | None = None
 
