@@ -20,7 +20,6 @@ from support.judge_server import Answer, Json, JudgeServer, refused
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.teacher_server import completion, teacher_server
 
-
 TWO_STEPS = "run.steps=2"
 
 
