@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from oxrl.models.load import load_policy
 from oxrl.types import TokenIds
 from oxrl_graders.judge import endpoint as transport
 from oxrl_teachers.endpoint import EndpointTeacher
-from support.command_line import oxrl
+from support.command_line import Command, oxrl
 from support.judge_server import Answer, Json, JudgeServer, refused
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.teacher_server import completion, teacher_server
@@ -143,6 +146,32 @@ def test_a_server_that_dies_ends_the_run_which_goes_on_at_another(
     ours, theirs = final_files(cfg.run.directory), final_files(whole.run.directory)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+@pytest.mark.full
+def test_a_signal_ends_the_wait_for_a_server_that_hangs(
+    tmp_path: Path, server: JudgeServer
+) -> None:
+    right = server.answer
+    over = threading.Event()
+
+    def hangs(request: Json) -> Answer:
+        if len(server.requests) > 10 + 16:
+            over.wait(100)
+        return right(request)
+
+    server.answer = hangs
+    cfg = taught(tmp_path, "run", served(server))
+    process = Command("train", tmp_path / "run.yaml", "~reward.name", folder=tmp_path)
+    deadline = time.monotonic() + 120
+    while len(server.requests) <= 10 + 16:
+        assert process.returncode is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
+    over.set()
+    run(cfg, resume=True)
+    assert len(metric_lines(cfg.run.directory)) == 4
 
 
 def test_a_key_is_in_no_file_of_a_run(
