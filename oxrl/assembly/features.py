@@ -25,6 +25,9 @@ from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Scores, SupervisedBatch
 
+# Fields of conversations.
+READ = ("messages", "prompt", "completion", "tools")
+
 
 def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Iterator[Feature]:
     """Every feature of a run, in the order in which their hooks are called.
@@ -35,11 +38,12 @@ def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Itera
     cfg = assembly.cfg
     train = cfg.train
     given = feature_inputs(assembly, engines.trainers, stack)
+    given = replace(given, tokenizer=assembly.tokenizer, directory=cfg.run.directory)
     if has_teacher(cfg):
         from oxrl.assembly.teachers import build_teachers  # most rows have none
 
         teachers = build_teachers(assembly, engines.trainers, stack)
-        given = replace(given, teachers=teachers, tokenizer=assembly.tokenizer)
+        given = replace(given, teachers=teachers)
     if cfg.reward.bound is not None:
         yield RewardScale(cfg.reward.normalize, cfg.reward.bound)
     yield from build_features(given)
@@ -75,6 +79,8 @@ def feature_inputs(
         compared_parts=assembly.compared_parts,
         seed=cfg.run.seed,
         plays=bool(cfg.environment.name),
+        samples=cfg.data.prompts_per_step * cfg.rollout.n_samples // cfg.train.minibatches,
+        given_rows=cfg.data.given_rows,
         score=OtherRewards(assembly, stack).score,
         rows=partial(conversations, assembly),
     )
@@ -122,7 +128,11 @@ def conversations(assembly: Assembly, path: str) -> RowsAt:
     Raises:
         DataError: it holds none.
     """
-    rows = ConversationDataset.load(path, assembly.tokenizer, assembly.row_options(held_out=False))
+    options = assembly.row_options(held_out=False)
+    # Columns that rewards read need not be in it.
+    known = {ours: theirs for ours, theirs in options.columns.items() if ours in READ}
+    options = replace(options, columns=known)
+    rows = ConversationDataset.load(path, assembly.tokenizer, options)
 
     def at(draws: range) -> SupervisedBatch:
         drawn = [rows.at(draw, seed=assembly.cfg.run.seed) for draw in draws]

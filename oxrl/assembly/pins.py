@@ -58,8 +58,8 @@ def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
         train = paths[data.train]
     else:
         train = {paths[name]: share for name, share in data.train.items()}
-    held_out = data.eval and paths[data.eval]
-    located = data.model_copy(update={"train": train, "eval": held_out})
+    further = {field: paths[name] for field, name in _further_files(cfg)}
+    located = data.model_copy(update={"train": train, **further})
     commit = noted[INPUTS_FILE].get(MODEL, {}).get("commit")
     model = cfg.model.model_copy(update={"revision": commit or cfg.model.revision})
     return cfg.model_copy(update={"data": located, "model": model})
@@ -102,8 +102,7 @@ def _review_data(cfg: Config, run: Path, review: Review) -> None:
     known = read_noted(run, DATA_FILE)
     pins: Json = {}
     fields = [("data.train", name) for name in cfg.data.train_files]
-    if cfg.data.eval is not None:
-        fields.append(("data.eval", cfg.data.eval))
+    fields += [(f"data.{field}", name) for field, name in _further_files(cfg)]
     paths: list[Path] = []
     for field, name in fields:
         then = known.get(name)
@@ -121,6 +120,14 @@ def _review_data(cfg: Config, run: Path, review: Review) -> None:
         names = ", ".join(cfg.data.train_files)
         raise DataError(f"data.train: two of {names} are one file; give it one share")
     review.noted[DATA_FILE] = pins
+
+
+def _further_files(cfg: Config) -> Iterator[tuple[str, str]]:
+    """Yield the field of `data` and the name of every file beside the training data."""
+    for field in ("eval", "given_rows"):
+        name = getattr(cfg.data, field)
+        if name is not None:
+            yield field, name
 
 
 def inputs_of(cfg: Config, known: Json) -> Inputs:

@@ -4,6 +4,7 @@ themselves.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,10 +17,16 @@ from oxrl.engines.train import Part, Scorer
 from oxrl.entry_points import TEACHER_ENGINES, own_function
 from oxrl.errors import ConfigError, DataError
 from oxrl.flat_config import TEACHERS
+from oxrl.modelfiles.dims import model_context
 from oxrl.models.load import load_tokenizer
 from oxrl.recipes.features.base import Hint, Teacher
+from oxrl.tables.cells import TEACHER_TOP
+from oxrl.tables.numbers import TEACHER_CANDIDATES
 from oxrl.tables.roles import POLICY, TEACHER
 from oxrl.types import Prompt
+
+# What may change without another teacher.
+MOVES = {"url", "key_env", "sources"}
 
 
 def build_teachers(
@@ -54,8 +61,9 @@ def build_teachers(
         if asked.name:
             bound = FIRST_RATIO_TOLERANCE[asked.dtype or cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
+        about = f"{asked.model_dump_json(exclude=MOVES)} {cfg.rollout.temperature}"
         hint = hint_of(asked, cfg.model.context_length, part)
-        found[name] = Teacher(scorer, frozenset(asked.sources), hint)
+        found[name] = Teacher(scorer, frozenset(asked.sources), hint, about)
     return found
 
 
@@ -96,14 +104,28 @@ def hint_of(asked: Asked, longest: int | None = None, part: Part = "all") -> Hin
 def _engine_beside(assembly: Assembly, field: str, asked: Asked, stack: ExitStack) -> Scorer:
     """Build what asks a model of another process."""
     cfg = assembly.cfg
+    top = cfg.train.row.has(TEACHER_TOP)
+    contexts: list[int | None] = []
+    if asked.engine == "vllm":
+        longest = cfg.model.context_length
+        # A token is sampled behind each row.
+        contexts = [model_context(asked.name), longest and longest + 1]
+    of_run = {
+        "dtype": asked.dtype or cfg.model.dtype,
+        "candidates": cfg.train.value(TEACHER_CANDIDATES) if top else 0,
+        "only": sorted(assembly.sampled_alone),
+        "max_model_len": min(filter(None, contexts), default=None),
+        "trust_remote_code": cfg.model.trust_remote_code,
+        "threads": cfg.run.threads or os.cpu_count() or 1,
+        "directory": cfg.run.directory,
+    }
     return beside(asked.engine)(
-        field=field,
-        asked=asked.model_dump() | {"dtype": asked.dtype or cfg.model.dtype},
+        field,
+        asked.model_dump() | of_run,
         tokenizer=assembly.tokenizer,
         waits=cfg.run.waits,
         stop=assembly.stop,
         closing=stack.callback,
-        run=cfg.run.directory,
     )
 
 

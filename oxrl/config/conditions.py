@@ -15,8 +15,8 @@ from oxrl.config.field import COMPARING, SAMPLING, Condition
 from oxrl.entry_points import is_ours
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import model_config, vision_family
-from oxrl.tables.cells import TEACHER, TEACHER_TOP
-from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.cells import GIVEN_ROWS, TEACHER, TEACHER_TOP
+from oxrl.tables.numbers import GKD_LAMBDA, KL_COEFF
 from oxrl.tables.policy import ROWS
 from oxrl.tables.user_code import REWARD
 
@@ -227,6 +227,12 @@ def has_reference_model(cfg: Config) -> bool:
 def has_teacher(cfg: Config) -> bool:
     """Other models, or the policy under another prompt, score what is sampled."""
     return cfg.train.row.has(TEACHER) or cfg.train.row.has(TEACHER_TOP)
+
+
+@otherwise("is read by train.alg_name: gkd with train.gkd_lambda below 1: remove it")
+def learns_given_rows(cfg: Config) -> bool:
+    """Some rows of a step are given ones."""
+    return cfg.train.row.has(GIVEN_ROWS) and cfg.train.value(GKD_LAMBDA) < 1
 
 
 def takes_kl(cfg: Config) -> bool:

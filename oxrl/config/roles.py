@@ -8,8 +8,8 @@ from typing import Any
 from oxrl.config.conditions import has_reference_model, has_teacher
 from oxrl.config.schema import Config
 from oxrl.tables import cells
-from oxrl.tables.numbers import CRITIC_LR
-from oxrl.tables.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
+from oxrl.tables.numbers import CRITIC_LR, DISCRIMINATOR_LR
+from oxrl.tables.roles import CRITIC, DISCRIMINATOR, POLICY, REFERENCE, TEACHER, Role
 
 
 def policy_role(cfg: Config, name: str = POLICY, **facts: Any) -> Role:
@@ -34,6 +34,14 @@ def critic(cfg: Config) -> Iterator[Role]:
     if cfg.train.row.has(cells.CRITIC):
         lr = cfg.train.value(CRITIC_LR)
         yield policy_role(cfg, CRITIC, trained=True, head="values", lr=lr, saved=CRITIC)
+
+
+def discriminator(cfg: Config) -> Iterator[Role]:
+    """A value model on the policy's backbone, which tells responses from a teacher's texts."""
+    if cfg.train.row.has(cells.DISCRIMINATOR):
+        lr = cfg.train.value(DISCRIMINATOR_LR)
+        name = DISCRIMINATOR
+        yield policy_role(cfg, name, trained=True, head="values", lr=lr, saved=name)
 
 
 def reference(cfg: Config) -> Iterator[Role]:
@@ -73,7 +81,13 @@ def teachers(cfg: Config) -> Iterator[Role]:
 
 
 # In the order in which every rank builds them.
-MODELS: list[Callable[[Config], Iterator[Role]]] = [policy, critic, reference, teachers]
+MODELS: list[Callable[[Config], Iterator[Role]]] = [
+    policy,
+    critic,
+    discriminator,
+    reference,
+    teachers,
+]
 
 
 def roles_of(cfg: Config) -> list[Role]:

@@ -64,6 +64,7 @@ from oxrl.runs.device import has_type, lacking
 from oxrl.runs.directory import is_begun
 from oxrl.runs.files import Json
 from oxrl.runs.waiting import Patience, StopRequest
+from oxrl.tables.cells import DISCRIMINATOR
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.vision import VISION_FAMILIES
 from oxrl.tables.watch import TRACKERS
@@ -397,12 +398,20 @@ def check_environment(cfg: Config, prepared: Prepared) -> str:
 
 def check_teachers(cfg: Config, prepared: Prepared) -> str:
     """Check that teachers are here, have the policy's tokens, and one is there for each row."""
-    if not has_teacher(cfg):
+    texts = cfg.train.row.has(DISCRIMINATOR)
+    if not has_teacher(cfg) and not texts:
         return ""
-    from oxrl.assembly.teachers import check_rows, check_vocabularies  # most rows have none
+    from oxrl.assembly.teachers import beside, check_rows, check_vocabularies  # most have none
 
     rows = [prompt for found in prepared.prompts.values() for prompt in found]
+    if texts:
+        beside("texts")(rows)
+        return "its texts in the data"
     check_rows(cfg.model.teachers, rows)
+    if cfg.data.given_rows is not None:
+        from oxrl.assembly.features import conversations  # as above
+
+        conversations(prepared.assembly_of(cfg), str(locate(cfg.data.given_rows)))
     for name, asked in cfg.model.teachers.items():
         if asked.name and asked.engine != "endpoint" and not is_builtin(asked.name):
             check_model_folder(_folder_of(asked.name))

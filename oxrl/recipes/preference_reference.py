@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.engines.train import Scorer, TrainEngine
-from oxrl.errors import Interrupted, OxrlError
+from oxrl.errors import Interrupted
 from oxrl.models.fingerprints import fingerprint
 from oxrl.recipes.preference_objective import PreferenceObjective
+from oxrl.recipes.row_cache import RowCache, row_bytes
 from oxrl.recipes.session import Session
-from oxrl.runs.files import make_folder
-from oxrl.runs.recorder import save_tensors
+from oxrl.types import Tensors
 
-log = logging.getLogger(__name__)
 # Units that are kept together in a file; what a kill can cost.
 UNITS_PER_PIECE = 256
 FOLDER = "reference"
+LOGPROBS = "logprobs"
 
 
 class ReferenceCache:
@@ -48,9 +46,10 @@ class ReferenceCache:
     ) -> None:
         self._objective = objective
         self._reference = reference
-        self._folder = run / FOLDER
+        # How sums are taken counts as well.
+        about = f"{weights_digest(objective.policy)} {objective.numbers.get('tail_coeff')}"
+        self._cache = RowCache(run / FOLDER, about, session.ranks)
         self._session = session
-        self._weights = weights_digest(objective.policy)
 
     def logprobs(
         self, data: PreferenceDataset, batches: Iterable[Sequence[int]]
@@ -75,18 +74,13 @@ class ReferenceCache:
         spent = 0.0
         for piece in pieces:
             units = [data.chosen(batch) for batch in piece]
-            path = self._folder / f"{self._digest(units)}.safetensors"
             count = sum(map(len, units))
-            ranks = self._session.ranks
-            sums = ranks.agree(read_piece(path, count) if ranks.first else None)
-            if sums is None:
-                started = time.monotonic()
-                sums = torch.cat([self._compute(batch) for batch in units])
-                if ranks.first:
-                    write_piece(path, sums)
+            started = time.monotonic()
+            kept, new = self._cache.piece(_read(units), count, partial(self._compute, units))
+            if new:
                 computed += count
                 spent += time.monotonic() - started
-            found.append(sums)
+            found.append(kept[LOGPROBS])
             done += count
             rate = computed / spent if spent else 0.0
             if computed:
@@ -102,22 +96,21 @@ class ReferenceCache:
             f"{done} of {total} are kept. Continue with --resume"
         )
 
-    def _digest(self, batches: Sequence[Sequence[Judged]]) -> str:
-        """Hash the weights, the tokens, what is trained and read at once, and how it is summed."""
-        tail_coeff = self._objective.numbers.get("tail_coeff")
-        key = hashlib.sha256(f"{self._weights} {tail_coeff}".encode())
+    def _compute(self, batches: Sequence[Sequence[Judged]]) -> Tensors:
+        sums: list[Tensor] = []
         for units in batches:
-            key.update(f"batch of {len(units)}".encode())
-            for example in chain.from_iterable(unit.rows for unit in units):
-                numbers = [len(example.token_ids), *example.token_ids, *example.trained]
-                key.update(np.array(numbers, dtype=np.int64).tobytes())
-                key.update("".join(example.images).encode())
-        return key.hexdigest()[:16]
+            batch = self._objective.batch(units, rows=len(units[0].rows))
+            own = self._objective.completion_logprobs(self._reference, batch.inputs)
+            sums.append(own.view(len(units), -1).float())
+        return {LOGPROBS: torch.cat(sums)}
 
-    def _compute(self, units: Sequence[Judged]) -> Tensor:
-        batch = self._objective.batch(units, rows=len(units[0].rows))
-        sums = self._objective.completion_logprobs(self._reference, batch.inputs)
-        return sums.view(len(units), -1).float()
+
+def _read(batches: Sequence[Sequence[Judged]]) -> Iterator[bytes]:
+    """Yield what is read of units, and which of them are read at once."""
+    for units in batches:
+        yield f"batch of {len(units)}".encode()
+        for example in chain.from_iterable(unit.rows for unit in units):
+            yield row_bytes(example.token_ids, example.trained, example.images)
 
 
 def in_pieces(batches: Iterable[Sequence[int]]) -> list[list[Sequence[int]]]:
@@ -133,43 +126,6 @@ def in_pieces(batches: Iterable[Sequence[int]]) -> list[list[Sequence[int]]]:
         pieces[-1].append(batch)
         room -= len(batch)
     return pieces
-
-
-def write_piece(path: Path, sums: Tensor) -> None:
-    """Write a piece with a hash of what it holds, whole or not at all.
-
-    Raises:
-        OxrlError: the disk refuses, or the folder is a link that leads elsewhere.
-    """
-    try:
-        make_folder(path.parent)
-        save_tensors({"logprobs": sums}, path, {"sha256": _hash(sums)})
-    except OSError as error:
-        raise OxrlError(
-            f"{path} cannot be written: {error}. Free space on that disk, or give the run another "
-            "directory; --resume goes on behind the last piece of the reference"
-        ) from error
-
-
-def read_piece(path: Path, count: int) -> Tensor | None:
-    """Read what a piece holds of `count` units; None where it is damaged, which is warned of."""
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            sums = file.get_tensor("logprobs")
-            written = (file.metadata() or {}).get("sha256")
-    except (OSError, SafetensorError) as error:
-        log.warning("%s is damaged and computed again: %s", path, error)
-        return None
-    if sums.ndim != 2 or len(sums) != count or _hash(sums) != written:
-        log.warning("%s is damaged and computed again: it is not what was written there", path)
-        return None
-    return sums
-
-
-def _hash(sums: Tensor) -> str:
-    return hashlib.sha256(sums.contiguous().numpy().tobytes()).hexdigest()
 
 
 def weights_digest(engine: TrainEngine) -> str:

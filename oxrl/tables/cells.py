@@ -25,6 +25,8 @@ from oxrl.tables.numbers import (
     COV_LOW,
     CRITIC_LR,
     CRITIC_WARMUP_STEPS,
+    DISCRIMINATOR_LR,
+    DISCRIMINATOR_WARMUP_STEPS,
     DIVERGENCE_ALPHA,
     DPPO_HIGH,
     DPPO_KL_HIGH,
@@ -41,6 +43,7 @@ from oxrl.tables.numbers import (
     GATE_SHARPNESS,
     GEOMETRIC_CLIP_HIGH,
     GEOMETRIC_CLIP_LOW,
+    GKD_LAMBDA,
     GMPO_CLIP_HIGH,
     GMPO_CLIP_LOW,
     INFLUENCE_HALF_LIFE,
@@ -97,6 +100,7 @@ class Feature:
         meaning: what the recipe does, or what a run must have.
         numbers: what it reads.
         built: whether the recipes deliver it; a row that needs more is refused by the config.
+        rewards: it says itself what responses are worth, in place of a reward.
     """
 
     name: str
@@ -104,6 +108,7 @@ class Feature:
     _: KW_ONLY
     numbers: Numbers = ()
     built: bool = True
+    rewards: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,18 @@ TEACHER_TOP = Feature(
 )
 PROMPTED_SELF = Feature(
     "prompted_self", "the policy under another prompt as its teacher, model.teachers.NAME.prompt"
+)
+GIVEN_ROWS = Feature(
+    "given_rows",
+    "given answers beside those that the policy samples, data.given_rows",
+    numbers=(GKD_LAMBDA,),
+)
+DISCRIMINATOR = Feature(
+    "discriminator",
+    "a model that learns to tell responses from a teacher's texts, and rewards those that it "
+    "cannot tell; the texts are teacher_answer in the rows of the data",
+    numbers=(DISCRIMINATOR_LR, DISCRIMINATOR_WARMUP_STEPS),
+    rewards=True,
 )
 TOP_LOGPROBS = Feature(
     "top_logprobs",
@@ -208,6 +225,8 @@ FEATURES: dict[str, Feature] = {
         TEACHER,
         TEACHER_TOP,
         PROMPTED_SELF,
+        GIVEN_ROWS,
+        DISCRIMINATOR,
         TOP_LOGPROBS,
         TOKEN_SELECTION,
         FULL_BATCH_CORRECTION,

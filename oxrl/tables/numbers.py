@@ -597,7 +597,7 @@ KDRL_TEACHER_COEFF = TEACHER_COEFF.at(5e-3)
 TEACHER_COEFF_END: Number[float | None] = Number(
     "teacher_coeff_end",
     None,
-    "Weight of the teacher in the last step, to which it moves along a line; null: it stays.",
+    "Weight of the teacher at the end of the run, to which it moves along a line; null: it stays.",
     ge=0,
 )
 KDRL_TEACHER_COEFF_END = TEACHER_COEFF_END.at(1e-3)
@@ -640,12 +640,31 @@ DIVERGENCE_ALPHA = Number(
     le=1,
 )
 GKD_ALPHA = DIVERGENCE_ALPHA.at(0.5, "GKD, arXiv:2306.13649")
+GKD_LAMBDA = Number(
+    "gkd_lambda",
+    0.5,
+    "Share of the rows of a step, and of its loss, that are the policy's own samples; the others "
+    "are rows of data.given_rows. 1: all are.",
+    gt=0,
+    le=1,
+    source="GKD, arXiv:2306.13649; TRL",
+)
 CANDIDATES_REST: Number[Rest] = Number(
     "candidates_rest",
     "sampled",
     "All tokens that are no candidates: sampled: estimated from the sampled token, without bias; "
     "with bias, to compare with: truncated: left out; renormalised: left out, and both models "
     "scaled up to 1 without them; tail_bucket: one token with all their probability.",
+)
+DISCRIMINATOR_LR = Number(
+    "discriminator_lr", 1e-5, "Peak learning rate of the discriminator.", ge=0, le=1
+)
+DISCRIMINATOR_WARMUP_STEPS = Number(
+    "discriminator_warmup_steps",
+    0,
+    "First optimizer steps that train the discriminator alone.",
+    ge=0,
+    unit="optimizer steps",
 )
 
 # --- Rejection-sampling fine-tuning, and reward models.

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from oxrl.tables.cells import (
     ADAPTIVE_KL,
     CELLS,
+    DISCRIMINATOR,
     DYNAMIC_SAMPLING,
+    GIVEN_ROWS,
     GROUPS,
     INTERPOLATED_ANCHOR,
     OVERLONG_PENALTY,
@@ -158,7 +160,9 @@ class Row:
     def reads_rewards(self) -> bool:
         """True if what the responses earn reaches the loss, by the advantage or the reward's KL."""
         cell = find_cell("advantage", self.advantage)
-        return self.recipe == "rl" and (cell.rewarded or self.kl.startswith("reward_"))
+        own = any(isinstance(part, Feature) and part.rewards for part in self.parts)
+        reaches = cell.rewarded or self.kl.startswith("reward_")
+        return self.recipe == "rl" and reaches and not own
 
     @property
     def moves_reference(self) -> bool:
@@ -231,7 +235,7 @@ PPO_LAMBDA = GAE_LAMBDA.at(0.95, "PPO, arXiv:1707.06347, table 3; the code of ar
 # Of a loss without advantages.
 DIVERGENCE_PROOFS = {
     "zero_advantage": "the loss reads no advantages",
-    "effective_weight": "the loss reads no advantages",
+    "on_policy": "the loss reads no advantages",
 }
 ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
@@ -928,6 +932,40 @@ _ROWS = (
         exempt=DIVERGENCE_PROOFS,
     ),
     Row(
+        "gkd",
+        "arXiv:2306.13649",
+        "opd_topk by Jensen-Shannon, on given answers too",
+        advantage="none",
+        denominator="rollout",
+        gate="teacher_divergence",
+        features=(GIVEN_ROWS,),
+        overrides=(GKD_ALPHA,),
+        use="Good answers are at hand, and the policy alone would seldom write any like them.",
+        deviation=(
+            "Each step learns from both kinds of rows in their shares; the authors draw the kind "
+            "of a whole step. Sampled rows have the estimate of opd_topk. Given answers were "
+            "sampled by nobody known, so there all tokens that are no candidates count as one "
+            "token: value and gradient are exactly those of the divergence of the two "
+            "distributions over candidates and that token, a lower bound of the whole one, and "
+            "the whole one where train.teacher_candidates is the vocabulary. With "
+            "train.gkd_lambda 1 it is opd_topk."
+        ),
+        exempt=DIVERGENCE_PROOFS,
+    ),
+    Row(
+        "gad",
+        "arXiv:2511.10643",
+        "GRPO whose reward is a model that learns to tell responses from a teacher's texts",
+        features=(DISCRIMINATOR,),
+        overrides=(DAPO_CLIP_HIGH,),
+        use="A teacher of which there are texts alone, whatever its tokenizer.",
+        deviation=(
+            "One token mean over the global batch, as sgrpo. The authors first fine-tune the "
+            "policy on the texts and train the discriminator meanwhile: here that is a run of sft "
+            "before, and train.discriminator_warmup_steps."
+        ),
+    ),
+    Row(
         "minillm",
         "arXiv:2306.08543",
         "on-policy distillation that counts for a token what the teacher says of all that follows",
@@ -944,7 +982,7 @@ _ROWS = (
     Row(
         "iw_opd",
         "arXiv:2606.22600",
-        "opd that weighs a token by how far policy and teacher still agreed before it",
+        "on-policy distillation that weighs a token by how far both still agreed before it",
         advantage="teacher_prefix_gap",
         ratio="none",
         gate="policy_gradient",
@@ -958,7 +996,7 @@ _ROWS = (
         advantage="group_normalize_teacher",
         overrides=(DAPO_CLIP_HIGH, KDRL_TEACHER_COEFF, KDRL_TEACHER_COEFF_END),
         use="A teacher and a verifier together.",
-        deviation="The teacher's weight falls along a line, as the paper's does; its size is ours.",
+        deviation="The teacher's weight falls along a line over the whole run.",
     ),
     Row(
         "opsd",

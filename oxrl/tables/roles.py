@@ -8,6 +8,7 @@ from typing import Literal
 POLICY = "policy"
 CRITIC = "critic"
 REFERENCE = "reference"
+DISCRIMINATOR = "discriminator"
 # Of teachers, before their names.
 TEACHER = "teacher."
 

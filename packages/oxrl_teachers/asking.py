@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from oxrl.engines.sample import Finished
 from oxrl.engines.train import TrainEngine
 from oxrl.errors import DataError, EngineError, required
 from oxrl.recipes.features.base import Feature, FeatureInputs, Hint, Prepared, Teacher
 from oxrl.recipes.session import RolloutProgress
-from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, Rollouts, Want
+from oxrl.types import (
+    Metrics,
+    Output,
+    PolicyBatch,
+    Rollout,
+    RolloutBatch,
+    Rollouts,
+    TokenIds,
+    Want,
+)
 from oxrl_teachers.hints import HintedRows
 
 # The column of recorded batches, in nats.
@@ -23,6 +33,15 @@ TEACHER_LOGPROBS = "teacher_logprobs"
 MOST_UNANSWERED = 0.5
 # Of samples, those of such rows.
 DROPPED = "dropped_teacher"
+
+
+@runtime_checkable
+class AsksEarly(Protocol):
+    """A Scorer elsewhere, which answers on a row while others are sampled."""
+
+    def begin(self, row: TokenIds) -> None:
+        """Ask about a row that somebody will want to know of later."""
+        ...
 
 
 class AsksTeachers(Feature):
@@ -49,12 +68,29 @@ class AsksTeachers(Feature):
         self._said = torch.zeros(0, 0)
         self._unanswered = torch.zeros(0, dtype=torch.bool)
         self._policy = given.policy
+        self._early = {
+            name: teacher.scorer
+            for name, teacher in given.teachers.items()
+            if isinstance(teacher.scorer, AsksEarly)
+        }
+        if self._early and not given.plays:  # rows of episodes are known when they are laid out
+            self.heard = self._begin
 
     def on_sampled(self, rollouts: Rollouts) -> None:
         """Keep what the rows of the step were made of."""
         self._rollouts = rollouts
         for hinted in self._hinted.values():
             hinted.take(rollouts)
+
+    def _begin(self, finished: Finished) -> None:
+        """Have a response scored meanwhile, where its teacher can do that."""
+        prompt = finished.request.prompt
+        scorer = self._early.get(self._named(prompt.source) or "")
+        if scorer is not None:
+            scorer.begin(prompt.token_ids + finished.completion.token_ids)
+
+    def _named(self, source: str) -> str | None:
+        return self._by_source.get(source) or self._by_source.get(None)
 
     def ask(self, rollouts: RolloutBatch, want: Want) -> Output:
         """Show rows to their teachers.
@@ -84,7 +120,7 @@ class AsksTeachers(Feature):
                 said, shown[rows] = self._hinted[name].ask(teacher.scorer, asked, own, want)
             else:
                 said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
-            answers.put(rows, self.known(said))
+            answers.put(rows, known_tokens(said, self._vocabulary))
         mask = rollouts.inputs.response_mask
         self._said = answers.logprobs.masked_fill(~mask, 0.0)
         self._unanswered = (answers.logprobs.isnan() & mask).any(1)
@@ -106,7 +142,7 @@ class AsksTeachers(Feature):
             DataError: there is none.
         """
         source = rollout.prompt.source
-        name = self._by_source.get(source) or self._by_source.get(None)
+        name = self._named(source)
         if name is None:
             known = ", ".join(sorted(filter(None, self._by_source)))
             raise DataError(
@@ -114,32 +150,6 @@ class AsksTeachers(Feature):
                 f"{known}. Add it to one, or leave sources out of one, which then has all others"
             )
         return name
-
-    def known(self, said: Output) -> Output:
-        """Leave out candidates that are no tokens of the vocabulary.
-
-        Args:
-            said: by a teacher.
-
-        Raises:
-            EngineError: one of them has probability.
-        """
-        ids, logprobs = said.top_ids, said.top_logprobs
-        if ids is None or logprobs is None:
-            return said
-        beyond = ids >= self._vocabulary
-        mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
-        if mass > 1e-6:
-            raise EngineError(
-                f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
-                f"policy's tokenizer has not, ids from {self._vocabulary} on: take one of the same "
-                "family"
-            )
-        return replace(
-            said,
-            top_ids=ids.masked_fill(beyond, -1),
-            top_logprobs=logprobs.masked_fill(beyond, float("nan")),
-        )
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Leave rows without an answer out of the update; keep the others for the record."""
@@ -179,6 +189,36 @@ def follow(teacher: TrainEngine, policy: TrainEngine, hint: Hint) -> None:
     pairs = zip(held_weights, chain.from_iterable(policy.weights(hint.part)), strict=True)
     teacher.set_weights(
         (name, held.lerp(current.to(held), hint.follows)) for (name, held), (_, current) in pairs
+    )
+
+
+def known_tokens(said: Output, vocabulary: int) -> Output:
+    """Leave out candidates that are no tokens of the vocabulary.
+
+    Args:
+        said: by a teacher.
+        vocabulary: tokens of the policy's tokenizer.
+
+    Returns:
+        The same, with id -1 and NaN in place of these.
+
+    Raises:
+        EngineError: one of them has probability.
+    """
+    ids, logprobs = said.top_ids, said.top_logprobs
+    if ids is None or logprobs is None:
+        return said
+    beyond = ids >= vocabulary
+    mass = float(torch.where(beyond, logprobs.exp(), 0.0).sum(-1).max()) if ids.numel() else 0.0
+    if mass > 1e-6:
+        raise EngineError(
+            f"model.teachers: a teacher gives {mass:.3g} of its probability to tokens that the "
+            f"policy's tokenizer has not, ids from {vocabulary} on: take one of the same family"
+        )
+    return replace(
+        said,
+        top_ids=ids.masked_fill(beyond, -1),
+        top_logprobs=logprobs.masked_fill(beyond, float("nan")),
     )
 
 

@@ -68,16 +68,16 @@ def pieces_of(run: Path) -> dict[str, bytes]:
 
 def _read_slowly(cfg: Config, piece: int, seconds: float) -> None:
     """A run whose reference is kept in pieces of `piece` units, each written after a while."""
-    from oxrl.recipes import preference_reference
+    from oxrl.recipes import preference_reference, row_cache
 
-    write = preference_reference.write_piece
+    write = row_cache.write_piece
 
-    def write_later(path: Path, sums: Tensor) -> None:
+    def write_later(path: Path, tensors: dict[str, Tensor]) -> None:
         time.sleep(seconds)
-        write(path, sums)
+        write(path, tensors)
 
     preference_reference.UNITS_PER_PIECE = piece
-    preference_reference.write_piece = write_later
+    row_cache.write_piece = write_later
     run_in_child(cfg)
 
 

@@ -12,7 +12,7 @@ from oxrl.config.conditions import SHARING, has_teacher, obstacles
 from oxrl.config.schema import Config
 from oxrl.config.sections.train import CELLS
 from oxrl.config.source import Check, Problem, Problems, at
-from oxrl.tables.cells import INTERPOLATED_ANCHOR, OVERLONG_PENALTY
+from oxrl.tables.cells import DISCRIMINATOR, INTERPOLATED_ANCHOR, OVERLONG_PENALTY
 from oxrl.tables.numbers import (
     CORRECTION_MAX,
     CORRECTION_MIN,
@@ -323,6 +323,10 @@ def check_features(cfg: Config) -> Problems:
         from oxrl.config.checks.teachers import check_teachers  # most rows have none
 
         yield from check_teachers(cfg)
+    if cfg.train.row.has(DISCRIMINATOR):
+        from oxrl.config.checks.teachers import check_text_alone  # as above
+
+        yield from check_text_alone(cfg)
 
 
 # --- Code of the user's own.

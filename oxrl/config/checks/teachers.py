@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.config.checks.usual import named_model_problems
+from oxrl.config.conditions import learns_given_rows
 from oxrl.config.schema import Config
 from oxrl.config.sections.model import Teacher
 from oxrl.config.source import Problem, Problems, at
 from oxrl.modelfiles.dims import model_context, model_dims
 from oxrl.modelfiles.folder import is_reward_model, vision_family
-from oxrl.tables.cells import PROMPTED_SELF, TEACHER_TOP
+from oxrl.tables.cells import DISCRIMINATOR, PROMPTED_SELF, TEACHER_TOP
 from oxrl.tables.numbers import DIVERGENCE_ALPHA, LEAST_ALPHA, TEACHER_CANDIDATES
 
 FIELD = "model.teachers"
+# Names of environment variables: so that a key that was put there by mistake is no name.
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 SERVERS = "such as http://localhost:8000/v1"
 
 
@@ -77,6 +80,20 @@ def check_teachers(cfg: Config) -> Problems:
             )
     yield from _sources(teachers)
     yield from _divergence(cfg)
+    yield from _given_rows(cfg)
+
+
+def check_text_alone(cfg: Config) -> Problems:
+    """What is learned from are given answers: texts, and one for a prompt.
+
+    Args:
+        cfg: of a run with a discriminator, or with given rows.
+    """
+    if vision_family(cfg.model.name) is not None:
+        yield at("model.name", "sees images; given answers are text alone", "train.alg_name")
+    if cfg.environment.name and cfg.train.row.has(DISCRIMINATOR):
+        rule = "answers responses, which are compared with one text each: remove it"
+        yield at("environment.name", rule, "train.alg_name")
 
 
 # What is wrong with a teacher: its field, what is right, what was seen.
@@ -95,6 +112,9 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
     if teacher.device is not None and cfg.train.backend != "local":
         rule = f"is read with train.backend local; ranks of {cfg.train.backend} have theirs"
         wrong.append(("device", rule, teacher.device))
+    if teacher.engine != "local" and vision_family(cfg.model.name) is not None:
+        rule = "must be local where the policy reads images: others are shown text alone"
+        wrong.append(("engine", rule, teacher.engine))
     if teacher.prompt and not Path(teacher.prompt).is_file():
         wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
     if teacher.prompt:
@@ -108,6 +128,8 @@ def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
         why = why_no_place(teacher.url)
         if why:
             yield "url", why, "(not shown)"
+        if teacher.key_env and not VARIABLE.fullmatch(teacher.key_env):
+            yield "key_env", "is the name of an environment variable, in upper case", "(not shown)"
     elif teacher.name:
         yield from (("name", rule, teacher.name) for rule in _of_model(cfg, teacher))
     elif not teacher.prompt:
@@ -164,13 +186,14 @@ def why_no_place(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.hostname
+        port = parts.port
     except ValueError:
         return f"is none: it must be {SERVERS}"
     if not url:
         return f"is required with engine endpoint, {SERVERS}"
     if "@" in parts.netloc or parts.query or parts.fragment:
         return "holds more than a place, and is recorded: a key belongs into a variable, key_env"
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not host or port == 0:
         return f"must begin with http:// or https:// and a host, {SERVERS}"
     if host == "api.openai.com":
         return "is a server that does not score given tokens (prompt_logprobs): take one of vLLM's"
@@ -186,6 +209,20 @@ def _sources(teachers: dict[str, Teacher]) -> Problems:
         yield Problem(FIELD, "a source belongs to one teacher: name it once", twice)
     if len(others) > 1:
         yield Problem(FIELD, "have the same rows, all that no other names: write sources", others)
+
+
+def _given_rows(cfg: Config) -> Problems:
+    """There are given answers for a row that learns from them, and one model to ask about them."""
+    if not learns_given_rows(cfg):
+        return
+    yield from check_text_alone(cfg)
+    if cfg.data.given_rows is None:
+        rule = f"is required by {cfg.train.row.name}: a file of answers; or set train.gkd_lambda=1"
+        yield at("data.given_rows", rule, "train.gkd_lambda", "train.alg_name")
+    teachers = cfg.model.teachers
+    if len(teachers) > 1 or any(teacher.prompt for teacher in teachers.values()):
+        rule = "must be one that sees rows as they are, to be asked about data.given_rows"
+        yield Problem(FIELD, rule, list(teachers), also=("data.given_rows", "train.gkd_lambda"))
 
 
 def _divergence(cfg: Config) -> Problems:

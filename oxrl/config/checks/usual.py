@@ -82,9 +82,11 @@ def check_training_files(cfg: Config) -> Problems:
 
 
 def check_evaluation_file(cfg: Config) -> Problems:
-    """The file of `data.eval` exists and can be read."""
-    if cfg.data.eval is not None:
-        yield from _file_problems(cfg, "data.eval", cfg.data.eval)
+    """The files of `data.eval` and `data.given_rows` exist and can be read."""
+    for name in ("eval", "given_rows"):
+        file = getattr(cfg.data, name)
+        if file is not None:
+            yield from _file_problems(cfg, f"data.{name}", file)
 
 
 def _file_problems(cfg: Config, path: str, file: str) -> Problems:

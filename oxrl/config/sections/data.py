@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Len
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from oxrl.config.conditions import evaluates, reads_images
+from oxrl.config.conditions import evaluates, learns_given_rows, reads_images
 from oxrl.config.field import (
     OFFLINE,
+    RL,
     SAMPLING,
     SUPERVISED,
     Aka,
@@ -117,6 +118,14 @@ class DataConfig(Section):
             "dataset_text_field",
             note="ours: theirs, such as {answer: solution}",
         ),
+    )
+    given_rows: str | None = setting(
+        None,
+        "Given answers that gkd learns from beside what the policy samples: a path of "
+        "conversations, as train is in supervised runs.",
+        min_length=1,
+        of=RL,
+        when=learns_given_rows,
     )
     image_roots: str = setting(
         "",

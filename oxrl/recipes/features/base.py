@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -34,6 +35,8 @@ from oxrl.types import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from oxrl.engines.sample.sampler import OnFinished
 
 # Name of a reward and groups -> what it gives for each of their responses.
 ScoreBy = Callable[[str, Sequence[Group]], Scores]
@@ -63,12 +66,13 @@ class Teacher(NamedTuple):
     """Who scores what the policy samples.
 
     scorer: who is asked. sources: of rows that it scores; empty: those that no other teacher names.
-    hint: None of another model.
+    hint: None of another model. about: what its answers depend on beside its weights.
     """
 
     scorer: Scorer
     sources: frozenset[str]
     hint: Hint | None = None
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,9 @@ class FeatureInputs:
     of the reward, by name. compared_parts: those that the row compares one by one; empty: it
     compares their sum. seed: of the run. plays: an environment answers the policy.
     teachers: of `model.teachers`, by name. tokenizer: of the policy.
+
+    samples: that an optimizer step learns from, where none is dropped. directory: of the run; None
+    before it begins. given_rows: a file of conversations; None: there is none.
 
     score: by another reward, `score(name, groups)`, loaded when it is asked for first.
     rows: opens a file of conversations; None: features get none.
@@ -95,6 +102,9 @@ class FeatureInputs:
     plays: bool = False
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     tokenizer: PreTrainedTokenizerBase | None = None
+    samples: int = 0
+    directory: Path | None = None
+    given_rows: str | None = None
     score: ScoreBy | None = None
     rows: Callable[[str], RowsAt] | None = None
 
@@ -148,6 +158,8 @@ class Feature:
 
     # Which groups a rollout step trains on; None: all.
     choice: GroupChoice | None = None
+    # Is told of every response as soon as it is finished, while others are sampled; None: nothing.
+    heard: OnFinished | None = None
     # One greedy response per prompt is sampled as well, as a baseline.
     greedy_baseline: bool = False
     # The reference changes during the run, so checkpoints hold it.
