@@ -434,6 +434,7 @@ def test_a_row_that_is_too_long_behind_its_hint_is_left_out_and_told(
             found = [rows.laid_behind(one) is not None for _ in range(2)]
         assert found == [fits, fits]
     (said,) = caplog.messages
+    assert caplog.records[0].name.startswith("oxrl.")  # which run.log is of
     assert "model.teachers.me.prompt" in said
     assert f"{length} tokens, and the model reads {length - 1}" in said
 
