@@ -209,10 +209,6 @@ def uses_fsdp(cfg: Config) -> bool:
     return cfg.train.backend == "fsdp"
 
 
-@otherwise(
-    "is read where there is a reference model; {cfg.train.alg_name} as configured has none: "
-    "remove it"
-)
 def has_reference_model(cfg: Config) -> bool:
     """A frozen or following copy of the policy is held beside it: a table or a switched-off adapter
     is none.
@@ -233,6 +229,16 @@ def has_teacher(cfg: Config) -> bool:
 def learns_given_rows(cfg: Config) -> bool:
     """Some rows of a step are given ones."""
     return cfg.train.row.has(GIVEN_ROWS) and cfg.train.value(GKD_LAMBDA) < 1
+
+
+@otherwise(
+    "is read where there is a reference or a teacher on the engine that trains; "
+    "{cfg.train.alg_name} as configured has none: remove it"
+)
+def has_answering_model(cfg: Config) -> bool:
+    """A model that is not trained is held beside the policy."""
+    teachers = cfg.model.teachers.values() if has_teacher(cfg) else ()
+    return has_reference_model(cfg) or any(teacher.own_weights for teacher in teachers)
 
 
 def takes_kl(cfg: Config) -> bool:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from oxrl.config.conditions import (
     answers_prompts,
-    has_reference_model,
+    has_answering_model,
     uses_deepspeed,
     uses_fsdp,
 )
@@ -64,7 +64,7 @@ class Config(Section):
     deepspeed_ref: ReferenceConfig = setting(
         ReferenceConfig(),
         of=COMPARING,
-        when=(uses_deepspeed, has_reference_model),
+        when=(uses_deepspeed, has_answering_model),
         resume="reorders",
     )
 

@@ -22,7 +22,8 @@ from oxrl.recipes.features.base import Hint
 from oxrl.types import Output, Prompt, Rollout, RolloutBatch, Rollouts, TokenIds, Want
 from oxrl_teachers.templates import compiled, try_apart
 
-log = logging.getLogger(__name__)
+# Where run.log hears of it.
+log = logging.getLogger("oxrl.teachers")
 
 PEER = "peer"
 FEEDBACK = "feedback"

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,29 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.config import Config
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.builtin import VOCABULARY, builtin_policy, builtin_tokenizer
 from oxrl.plan.preflight import Prepared, examine
 from oxrl.recipes.features.base import Hint
+from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 from oxrl_teachers import templates
+from oxrl_teachers.asking import follow
 from oxrl_teachers.hints import HintedRows, check_template
 from support.command_line import oxrl
 from support.killed_runs import killed_until_done, uninterrupted
+from support.rank_processes import run_ranks
 from support.small_runs import check_same, metric_lines, model_that_stops, rl_config
 
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-scale` runs this",
+)
 TEMPERATURE = 0.8
 STEPS = 3
 # Rows of several lengths; the one without a note has nothing that the template could write.
@@ -257,6 +268,54 @@ def test_an_average_of_a_policy_in_bfloat16_does_not_stand_still(tmp_path: Path)
     assert any(not torch.equal(second[name], first[name]) for name in second)
 
 
+def moved_and_followed(cfg: Config, ranks: Ranks) -> dict[str, Tensor]:
+    """The weights of a teacher that took in a quarter of a policy whose weights are larger by 0.5."""
+    trainers = Assembly(cfg, ranks).trainers()
+    policy, teacher = trainers["policy"], trainers["teacher.self"]
+    own = {name: weight.clone() for bucket in policy.weights() for name, weight in bucket}
+    policy.set_weights((name, weight + 0.5) for name, weight in own.items())
+    follow(teacher, policy, Hint("", (), follows=0.25))
+    return {name: weight.clone() for bucket in teacher.weights() for name, weight in bucket}
+
+
+def follow_on_rank(cfg: Config, out: Path) -> None:
+    with joined_ranks(torch.device("cpu"), cfg.run.waits) as ranks:
+        found = moved_and_followed(cfg, ranks)
+    if os.environ["RANK"] == "0":
+        torch.save(found, out)
+
+
+@pytest.mark.parametrize(
+    "backend", ["local", "fsdp", pytest.param("deepspeed", marks=needs_deepspeed)]
+)
+def test_an_average_that_ranks_share_follows_as_one_of_one_process(
+    backend: str, tmp_path: Path
+) -> None:
+    ranks = {} if backend == "local" else {"training_gpus": 2, "deadline_s": 60}
+    stages = {"deepspeed": {"zero_stage": 3}, "deepspeed_ref": {"zero_stage": 3}}
+    further: dict[str, Any] = stages if backend == "deepspeed" else {}
+    model = {"dtype": "bfloat16"}
+    cfg = config(
+        tmp_path,
+        "run",
+        {"ema": 0.25},
+        model=model,
+        train={"backend": backend},
+        run=ranks,
+        **further,
+    )
+    if backend == "local":
+        found = moved_and_followed(cfg, ALONE)
+    else:
+        run_ranks(2, follow_on_rank, cfg, tmp_path / "out")
+        found = torch.load(tmp_path / "out")
+    start = load_file(tmp_path / "model" / "model.safetensors")
+    for name, weight in found.items():
+        assert weight.dtype == torch.float32
+        policy = (start[name].bfloat16() + 0.5).float()
+        assert torch.allclose(weight, start[name].lerp(policy, 0.25), atol=1e-6)
+
+
 @pytest.mark.timeout(600)
 def test_an_average_is_the_same_after_three_kills_and_its_steps_are_replayed(
     disk_path: Path,
@@ -375,6 +434,7 @@ def test_a_row_that_is_too_long_behind_its_hint_is_left_out_and_told(
             found = [rows.laid_behind(one) is not None for _ in range(2)]
         assert found == [fits, fits]
     (said,) = caplog.messages
+    assert caplog.records[0].name.startswith("oxrl.")  # which run.log is of
     assert "model.teachers.me.prompt" in said
     assert f"{length} tokens, and the model reads {length - 1}" in said
 
