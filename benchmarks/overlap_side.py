@@ -26,14 +26,18 @@ from typing import Any
 import torch
 from overlap_work import BATCH, CAP, GROUP, SLOTS, length_of, round_seconds
 
-from oxrl.engines.sample.hosted import ThisMachine
-from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.sample.workers import RolloutWorkers
-from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.rollouts.sync import PromptRequests, RolloutParts, SyncRollouts
-from oxrl.runs.clock import Clock
-from oxrl.tables.watch import Deadlines
-from oxrl.types import Metrics, Prompt, Request, Sampling, Score
+from oxrl.models.lazy_transformers import import_model_classes
+
+import_model_classes()  # as commands and hosts do, before anything below imports them
+
+from oxrl.engines.sample.hosted import ThisMachine  # noqa: E402
+from oxrl.engines.sample.local import LocalSampler  # noqa: E402
+from oxrl.engines.sample.workers import RolloutWorkers  # noqa: E402
+from oxrl.models.load import load_policy, load_tokenizer  # noqa: E402
+from oxrl.rollouts.sync import PromptRequests, RolloutParts, SyncRollouts  # noqa: E402
+from oxrl.runs.clock import Clock  # noqa: E402
+from oxrl.tables.watch import Deadlines  # noqa: E402
+from oxrl.types import Metrics, Prompt, Request, Sampling, Score  # noqa: E402
 
 MODEL = "builtin:tiny"
 DEADLINE_S = 120.0

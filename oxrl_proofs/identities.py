@@ -197,6 +197,51 @@ def check_rspo() -> None:
     same(gate_weights("rspo", RATIO_ROW, 1, further)[:, 0], expected, "weights of rspo")
 
 
+# The policy, and the teacher, of three tokens.
+POLICY, TEACHER = [0.7, 0.2, 0.1], [0.5, 0.3, 0.2]
+# alpha -> g and S w of the first two tokens.
+DIVERGENCES: dict[float, tuple[list[float], list[float]]] = {
+    1.0: ([0.235531, -0.081093], [0.235531, -0.081093]),
+    0.0: ([-0.168236, 0.121640], [0.2, -0.1]),
+    # M = [.6, .25]
+    0.5: ([0.008372, 0.005034], [0.053953, -0.022314]),
+}
+
+
+def divergence_gradients(
+    alpha: float, known: list[int], sampled: int, teacher: list[float]
+) -> tuple[Tensor, Tensor]:
+    """Value, and the gradient by the log-probability of each of three tokens, one of which was
+    sampled, with probability .25.
+    """
+    logprobs = f64([[POLICY]]).log().requires_grad_()
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    loss, _ = GATES["teacher_divergence"](
+        logprobs[..., sampled],
+        ones * math.log(0.25),
+        ones,
+        ones.bool(),
+        ones,
+        top_logprobs=logprobs[..., known],
+        teacher_top_logprobs=f64([[teacher]]).log()[..., known],
+        teacher_logprobs=ones * math.log(teacher[sampled]),
+        sampled_in_top=torch.tensor([[sampled in known]]),
+        divergence_alpha=alpha,
+    )
+    return loss.detach(), torch.autograd.grad(loss, logprobs)[0][0, 0]
+
+
+def check_divergence() -> None:
+    """The first token is a candidate; the second one was sampled, and counts four times."""
+    for alpha, (values, pushes) in DIVERGENCES.items():
+        value, gradient = divergence_gradients(alpha, [0], 1, TEACHER)
+        same(value, values[0] + 4 * values[1], f"value of alpha {alpha}", 6e-6)
+        same(gradient, [pushes[0], 4 * pushes[1], 0], f"gradient of alpha {alpha}", 6e-6)
+        value, gradient = divergence_gradients(alpha, [0], 0, TEACHER)
+        same(value, values[0], f"value of alpha {alpha}, of the candidate alone")
+        same(gradient, [pushes[0], 0, 0], f"gradient of alpha {alpha}, of the candidate alone")
+
+
 # --- advantages ---
 
 ROW_OF_FOUR = {"rewards": [1, 0, 0, 0], "lengths": [1, 1, 1, 1], "group_ids": [3, 3, 3, 3]}
@@ -292,12 +337,13 @@ def row_inputs(
     rewards: Sequence[float], lengths: list[int], group_ids: list[int], **further: Any
 ) -> AdvantageInputs:
     mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    given: dict[str, Any] = {name: f64(value) for name, value in further.items()}
     return AdvantageInputs(
         rewards=f64(rewards),
         token_rewards=torch.where(mask, f64(rewards)[:, None] / mask.sum(1, keepdim=True), 0.0),
         response_mask=mask,
         group_ids=torch.tensor(group_ids),
-        **{name: f64(value) for name, value in further.items()},
+        **given,
     )
 
 
@@ -315,6 +361,7 @@ TOKENS = AdvantageInputs(
     values=f64([[0.5, 0.6, 0.4, 0.8]]),
     old_logprobs=f64([[0.7, 0.2, 0.1, 0.5]]).log(),
     teacher_logprobs=f64([[0.5, 0.3, 0.2, 0.5]]).log(),
+    done=0.25,
 )
 
 
@@ -361,8 +408,36 @@ TOKEN_ADVANTAGES: dict[str, list[tuple[dict[str, Any], list[float], list[float] 
     "returns": [({"gamma": 0.5}, [0.125, 0.25, 0.5, 1], None)],
     # (1, 2, 4, 8) / 8: mean 15/32, unbiased variance 115/768
     "whitened_returns": [({"gamma": 0.5}, [-0.888330, -0.565301, 0.080757, 1.372874], None)],
-    "teacher_gap": [({}, [-0.336472, 0.405465, 0.693147, 0], None)],
-    "group_normalize_teacher": [({"teacher_coeff": 2.0}, [-0.672944, 0.810930, 1.386294, 0], None)],
+    "none": [({}, [0, 0, 0, 0], None)],
+    "teacher_gap": [
+        ({}, [-0.336472, 0.405465, 0.693147, 0], None),
+        ({"teacher_coeff": 2.0}, [-0.672944, 0.810930, 1.386294, 0], None),
+    ],
+    "teacher_return": [
+        ({}, [0.762140, 1.098612, 0.693147, 0], None),
+        ({"teacher_gamma": 0.5}, [0.039547, 0.752039, 0.693147, 0], None),
+        # over 4, 3, 2, 1 tokens, and over 1.875, 1.75, 1.5, 1
+        ({"teacher_mean": True}, [0.190535, 0.366204, 0.346574, 0], None),
+        (
+            {"teacher_gamma": 0.5, "teacher_mean": True},
+            [0.021092, 0.429737, 0.462098, 0],
+            None,
+        ),
+    ],
+    # of sizes that add up to 1.435084, shares 0, .234461, .516998 and 1 come before
+    "teacher_prefix_gap": [
+        ({"prefix_coeff": 0.5}, [-0.504708, 0.560665, 0.860542, 0], None),
+        ({"prefix_coeff": 2.0}, [-1.009416, 1.026262, 1.362730, 0], None),
+    ],
+    "group_normalize_teacher": [
+        ({"teacher_coeff": 2.0}, [-0.672944, 0.810930, 1.386294, 0], None),
+        # a quarter of the way from 2 to .4
+        (
+            {"teacher_coeff": 2.0, "teacher_coeff_end": 0.4},
+            [-0.538356, 0.648744, 1.109035, 0],
+            None,
+        ),
+    ],
 }
 
 
@@ -488,6 +563,7 @@ WORKED: dict[Cell, Callable[[], None]] = {
     ("gate", "simko"): check_simko,
     ("gate", "proximal"): check_proximal,
     ("gate", "rspo"): check_rspo,
+    ("gate", "teacher_divergence"): check_divergence,
     ("advantage", "otb"): check_otb,
     **{("advantage", name): (lambda name=name: check_rows(name)) for name in ROW_ADVANTAGES},
     **{("advantage", name): (lambda name=name: check_tokens(name)) for name in TOKEN_ADVANTAGES},
@@ -650,6 +726,34 @@ def limit_length_weighted() -> None:
     same(found, expected, "equal lengths", 1e-12)
 
 
+def limit_teacher(name: str, number: str, other: str) -> None:
+    """What is `other` where a number is 0."""
+    generator = torch.Generator().manual_seed(2)
+    old, teacher = torch.randn(2, *RANDOM.response_mask.shape, generator=generator).double()
+    given = replace(RANDOM, old_logprobs=old, teacher_logprobs=teacher)
+    found = ADVANTAGES[name](given, **{number: 0.0})[0]
+    same(found, ADVANTAGES[other](given)[0], f"{number} 0", 1e-12)
+
+
+def limit_divergence() -> None:
+    """With all tokens as candidates it is the divergence, whichever was sampled; and nothing moves
+    a policy that is its teacher.
+    """
+    kls = {
+        1.0: sum(s * math.log(s / t) for s, t in zip(POLICY, TEACHER, strict=True)),
+        0.0: sum(t * math.log(t / s) for s, t in zip(POLICY, TEACHER, strict=True)),
+    }
+    for alpha, kl in kls.items():
+        for sampled in range(3):
+            value, _ = divergence_gradients(alpha, [0, 1, 2], sampled, TEACHER)
+            same(value, kl, f"value of alpha {alpha} over all tokens", 1e-12)
+    for alpha in DIVERGENCES:
+        for known in ([], [0], [2, 1]):
+            value, gradient = divergence_gradients(alpha, known, 1, POLICY)
+            same(value, 0, f"value of alpha {alpha} where teacher and policy agree", 1e-12)
+            same(gradient, [0, 0, 0], f"gradient of alpha {alpha} where they agree", 1e-12)
+
+
 def limit_gae() -> None:
     """lambda = gamma = 1: return minus value. lambda = 0: the one-step error."""
     numbers = {"gamma": 1.0, "whiten": False, "bootstrap_on_truncation": False}
@@ -693,6 +797,15 @@ def limit_ratio(name: str) -> None:
 LIMITS: dict[Cell, Callable[[], None]] = {
     **{("gate", name): (lambda name=name: limit_gate(name)) for name in GATE_LIMITS},
     ("gate", "vespo"): limit_vespo,
+    ("gate", "teacher_divergence"): limit_divergence,
+    **{
+        ("advantage", name): (lambda given=(name, *rest): limit_teacher(*given))
+        for name, *rest in (
+            ("teacher_return", "teacher_gamma", "teacher_gap"),
+            ("teacher_prefix_gap", "prefix_coeff", "teacher_gap"),
+            ("group_normalize_teacher", "teacher_coeff", "group_normalize"),
+        )
+    },
     ("advantage", "group_normalize"): limit_group_normalize,
     ("advantage", "group_normalize_parts"): limit_group_normalize_parts,
     ("advantage", "leave_one_out"): limit_leave_one_out,

@@ -292,6 +292,48 @@ def kl_cov(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
     return x.exp() * a - n["kl_cov_coeff"] * chosen * x.abs()
 
 
+def divergence_share(s: Tensor, t: Tensor, alpha: float) -> Tensor:
+    """What a token of probabilities s and t adds to KL(T || S) where alpha is 0, to KL(S || T)
+    where it is 1, and else to the Jensen-Shannon divergence: GKD, arXiv:2306.13649, section 2.
+    """
+    if alpha == 0:
+        return t * torch.log(t / s)
+    if alpha == 1:
+        return s * torch.log(s / t)
+    m = alpha * t + (1 - alpha) * s
+    return alpha * t * torch.log(t / m) + (1 - alpha) * s * torch.log(s / m)
+
+
+def from_teacher(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """Minus the divergence from the teacher: every candidate's share, and of the sampled token, if
+    it is none of them, its own over the probability by which it was sampled; slopes less those
+    where both agree, which are those of all tokens, and add up to nothing. oxRL, after GKD,
+    arXiv:2306.13649.
+    """
+    terms = []
+    for t in range(len(r)):
+        told = ~r.teacher_top[t].isnan()
+        ours = [*r.top[t][told]]
+        theirs = [*r.teacher_top[t][told]]
+        counts = [1.0] * len(ours)
+        if not r.flags[t]:
+            ours.append(r.logprobs[t])
+            theirs.append(torch.tensor(r.teacher[t], dtype=torch.float64))
+            counts.append(1 / math.exp(r.sampler[t].item()))
+        total = torch.zeros((), dtype=torch.float64)
+        for logprob, teacher, count in zip(ours, theirs, counts, strict=True):
+            p = logprob.exp()
+            slopes = []
+            for at in (p.detach(), teacher.exp()):
+                s = at.clone().requires_grad_()
+                share = divergence_share(s, teacher.exp(), n["divergence_alpha"])
+                slopes.append(torch.autograd.grad(share, s)[0])
+            value = divergence_share(p.detach(), teacher.exp(), n["divergence_alpha"])
+            total = total + count * (value + (slopes[0] - slopes[1]) * (p - p.detach()))
+        terms.append(-total)
+    return torch.stack(terms)
+
+
 # --- KL to the reference in the loss, d = log pi - log pi_ref
 
 
@@ -418,6 +460,7 @@ def _papers() -> dict[str, Paper]:
         "kl_cov": _like(GROUP, "arXiv:2505.22617", surrogate=kl_cov, chosen=b.largest_covariances),
         "r3": _like(GROUP, "arXiv:2510.11370: GRPO, the routing being replayed"),
         "kdrl": _like(GROUP, "arXiv:2506.02208", advantage=b.z_score_and_teacher),
+        **_distilled(),
         **_of_responses(),
         **_without_ratio(),
         **_corrected(),
@@ -456,7 +499,20 @@ def _without_ratio() -> dict[str, Paper]:
         "remax": _like(summed, "arXiv:2310.10505", advantage=b.minus_greedy, kl_in_reward=True),
         "opo": _like(REINFORCE, "arXiv:2505.23585", advantage=b.minus_length_weighted_mean),
         "gpg": _like(REINFORCE, "arXiv:2504.02546", advantage=b.rescaled),
-        "opd": _like(REINFORCE, "arXiv:2306.13649, arXiv:2306.08543", advantage=b.teachers_gap),
+        "opd": _like(REINFORCE, "arXiv:2306.13649, arXiv:2306.08543", advantage=b.weighted_gap),
+        "minillm": _like(REINFORCE, "arXiv:2306.08543, Eq. 4", advantage=b.gaps_to_come),
+        "iw_opd": _like(REINFORCE, "arXiv:2606.22600", advantage=b.gap_after_prefix),
+    }
+
+
+def _distilled() -> dict[str, Paper]:
+    """Rows whose loss is a divergence from a teacher, who differ in who that is."""
+    plain = replace(GROUP, advantage=batchwise.nothing, surrogate=from_teacher)
+    return {
+        "opd_topk": _like(plain, "oxRL, after GKD, arXiv:2306.13649"),
+        "opsd": _like(plain, "arXiv:2601.18734, with the estimate of opd_topk"),
+        "sdpo": _like(plain, "arXiv:2601.20802, with the estimate of opd_topk"),
+        "prompt_distil": _like(plain, "arXiv:2209.15189, with the estimate of opd_topk"),
     }
 
 

@@ -43,6 +43,7 @@ class Response:
     sampler: Tensor
     reference: Tensor
     teacher: list[float]
+    done: float  # share of the run's steps that were taken before
     values: list[float]
     entropy: list[float]
     noise: list[float]
@@ -50,6 +51,7 @@ class Response:
     flags: list[bool]
     top: Tensor  # [n, K]
     old_top: Tensor  # [n, K]
+    teacher_top: Tensor  # [n, K], NaN where it told fewer
     routers: Tensor  # [n, layers, K]
     old_routers: Tensor  # [n, layers, K]
 
@@ -423,12 +425,60 @@ def teachers_gap(batch: Responses, n: Numbers) -> PerToken:
     return found
 
 
-def z_score_and_teacher(batch: Responses, n: Numbers) -> PerToken:
-    """KDRL, arXiv:2506.02208."""
+def weighted_gap(batch: Responses, n: Numbers) -> PerToken:
+    """The gap to the teacher times a coefficient: on-policy distillation, arXiv:2306.13649."""
+    return [[n["teacher_coeff"] * gap for gap in gaps] for gaps in teachers_gap(batch, n)]
+
+
+def gaps_to_come(batch: Responses, n: Numbers) -> PerToken:
+    """sum_{i >= t} gamma^(i - t) gap_i, over sum_{i >= t} gamma^(i - t) where lengths are made
+    equal: MiniLLM, arXiv:2306.08543, Eq. 4; TRL, experimental/minillm, whose text says this, and
+    whose code leaves gamma^t in where it does not divide.
+    """
+    gamma = n["teacher_gamma"]
     found = []
-    for scores, gaps in zip(z_score(batch, n), teachers_gap(batch, n), strict=True):
-        found.append([a + gap for a, gap in zip(scores, gaps, strict=True)])
+    for gaps in teachers_gap(batch, n):
+        per_token = []
+        for t in range(len(gaps)):
+            powers = [gamma ** (i - t) for i in range(t, len(gaps))]
+            total = math.fsum(p * gap for p, gap in zip(powers, gaps[t:], strict=True))
+            per_token.append(total / math.fsum(powers) if n["teacher_mean"] else total)
+        found.append(per_token)
     return found
+
+
+def gap_after_prefix(batch: Responses, n: Numbers) -> PerToken:
+    """A_t (1 + gamma (1 - sum_{i < t} |A_i| / sum_i |A_i|)): IW-OPD, arXiv:2606.22600; TRL,
+    experimental/iw_opd.
+    """
+    found = []
+    for gaps in teachers_gap(batch, n):
+        total = math.fsum(abs(gap) for gap in gaps)
+        per_token = []
+        for t, gap in enumerate(gaps):
+            before = math.fsum(abs(earlier) for earlier in gaps[:t])
+            per_token.append(gap * (1 + n["prefix_coeff"] * (1 - before / total)))
+        found.append(per_token)
+    return found
+
+
+def z_score_and_teacher(batch: Responses, n: Numbers) -> PerToken:
+    """The group's z-score and beta times the gap, beta falling along a line: KDRL,
+    arXiv:2506.02208.
+    """
+    found = []
+    begin = n["teacher_coeff"]
+    end = begin if n["teacher_coeff_end"] is None else n["teacher_coeff_end"]
+    for i, (scores, gaps) in enumerate(zip(z_score(batch, n), teachers_gap(batch, n), strict=True)):
+        done = batch[i].done
+        beta = (1 - done) * begin + done * end
+        found.append([a + beta * gap for a, gap in zip(scores, gaps, strict=True)])
+    return found
+
+
+def nothing(batch: Responses, n: Numbers) -> PerToken:
+    """No advantages: of losses that are divergences."""
+    return [[0.0] * len(response) for response in batch]
 
 
 # --- how tokens are averaged: the factor of every token's term

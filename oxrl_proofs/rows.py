@@ -34,6 +34,10 @@ from oxrl_proofs.literal_batch import Numbers, Response
 
 NAN = float("nan")
 TOP = 3
+# Share of the run's steps that were taken before.
+DONE = 0.3
+# Gates that carry gradient to candidates too.
+WITH_CANDIDATES = ("simko", "teacher_divergence")
 # Numbers that a cell cannot do without, where the row leaves them to the config.
 NUMBERS: dict[str, Any] = {
     "gamma": 0.98,
@@ -97,6 +101,12 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "kl_coeff": 0.9,
         "length_power": -2.0,
         "weights_length": 3,
+        "teacher_coeff": 0.6,
+        "teacher_coeff_end": 1.4,
+        "teacher_gamma": 0.7,
+        "teacher_mean": True,
+        "prefix_coeff": 2.0,
+        "divergence_alpha": 0.3,
     },
     {
         "clip_low": 3e-4,
@@ -126,6 +136,11 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "second_moment_max": 0.3,
         "kl_coeff": 0.0,
         "length_power": 0.0,
+        "teacher_coeff": 0.0,
+        "teacher_coeff_end": 0.2,
+        "teacher_gamma": 0.0,
+        "prefix_coeff": 0.0,
+        "divergence_alpha": 0.0,
     },
 )
 
@@ -156,6 +171,7 @@ class Example:
     truncated: Tensor
     top: Tensor
     old_top: Tensor
+    teacher_top: Tensor
     routers: Tensor
     old_routers: Tensor
     turns: Tensor
@@ -216,6 +232,10 @@ def example(
     old_top = (noise(TOP + 2).log_softmax(-1))[..., :TOP]
     routers = noise(2, TOP) - 3
     last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
+    later = torch.Generator().manual_seed(seed + 1)
+    teacher_top = torch.randn(*size, TOP + 2, generator=later, dtype=torch.float64).log_softmax(-1)
+    # Of every second position it told one candidate fewer.
+    teacher_top[:, ::2, TOP - 1] = NAN
     return Example(
         mask=mask,
         rollout=hole(rollout),
@@ -239,6 +259,7 @@ def example(
         truncated=torch.arange(size[0]) % 2 == 0,
         top=hole(old_top + 0.1 * scale[..., None] * noise(TOP)),
         old_top=hole(old_top),
+        teacher_top=hole(teacher_top[..., :TOP]),
         routers=hole(routers + 0.1 * noise(2, TOP)),
         old_routers=hole(routers),
         # Two tokens each; a hole is in the turn of what stands before it.
@@ -351,6 +372,7 @@ def advantages_of(row: Row, raw: Example, other: Numbers | None = None) -> Tenso
             teacher_logprobs=raw.teacher,
             turns=raw.turns,
             next_turn=raw.next_turn,
+            done=DONE,
         ),
         **cell_numbers(row, "advantage", other),
     )
@@ -402,6 +424,13 @@ def signals(row: Row, raw: Example, advantages: Tensor, other: Numbers | None) -
         return {**tops, "explore": explore, "sampled_is_top": flags}
     if row.gate in ("dppo_topk_tv", "dppo_topk_kl"):
         return {**tops, "sampled_in_top": flags}
+    if row.gate == "teacher_divergence":
+        return {
+            "top_logprobs": raw.top,
+            "teacher_top_logprobs": raw.teacher_top,
+            "teacher_logprobs": raw.teacher,
+            "sampled_in_top": flags,
+        }
     if row.gate == "rspo":
         return {"router_shift": router_shift(raw.routers, raw.old_routers, raw.mask)}
     if row.gate in ("clip_cov", "kl_cov"):
@@ -418,7 +447,7 @@ def signals(row: Row, raw: Example, advantages: Tensor, other: Numbers | None) -
 def leaves_of(row: Row, step: Step) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The tensors that carry gradient, logprobs first, and all further tensors of the gate."""
     logprobs, further = step.logprobs.clone().requires_grad_(), dict(step.signals)
-    if row.gate != "simko":
+    if row.gate not in WITH_CANDIDATES:
         return [logprobs], further
     further["top_logprobs"] = further["top_logprobs"].clone().requires_grad_()
     return [logprobs, further["top_logprobs"]], further
@@ -474,7 +503,7 @@ def literal_loss_and_gradients(row: Row, raw: Example, other: Numbers) -> tuple[
     top = raw.top.clone().requires_grad_()
     responses = [response_of(raw, row, logprobs, top) for row in range(len(raw.mask))]
     loss = literal_loss(row.name, responses, all_numbers(row.name, other))
-    leaves = [logprobs, top] if row.gate == "simko" else [logprobs]
+    leaves = [logprobs, top] if row.gate in WITH_CANDIDATES else [logprobs]
     return gradients_of(loss, leaves)
 
 
@@ -499,6 +528,7 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
         sampler=raw.rollout[row, kept],
         reference=raw.ref[row, kept],
         teacher=raw.teacher[row, kept].tolist(),
+        done=DONE,
         values=raw.values[row, kept].tolist(),
         entropy=raw.entropy[row, kept].tolist(),
         noise=raw.noise[row, kept].tolist(),
@@ -506,6 +536,7 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
         flags=(raw.versions[row, kept] % 2 == 0).tolist(),
         top=top[row, kept],
         old_top=raw.old_top[row, kept],
+        teacher_top=raw.teacher_top[row, kept],
         routers=raw.routers[row, kept],
         old_routers=raw.old_routers[row, kept],
     )

@@ -19,7 +19,7 @@ from oxrl.config.roles import roles_of
 from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.delivery import Delivery, SharedWeights
-from oxrl.engines.sample import RolloutEngine
+from oxrl.engines.sample import Finished, RolloutEngine
 from oxrl.engines.sample.rows import check_recorded
 from oxrl.engines.sample.sampler import OnFinished, ignore
 from oxrl.engines.train import Models, Scorer
@@ -119,7 +119,7 @@ def assemble(
         deadline_s=cfg.run.waits.seconds["rollout"],
         max_error_rate=cfg.reward.max_error_rate,
         compared_parts=assembly.compared_parts,
-        on_finished=on_finished,
+        on_finished=heard_by(features, on_finished),
         choice=next((each.choice for each in features if each.choice is not None), None),
         columns=assembly.columns,
     )
@@ -345,6 +345,19 @@ def overlapped(
     stack.callback(meanwhile.close)
     clock.also(meanwhile.counters)
     return meanwhile, meanwhile.offer
+
+
+def heard_by(features: Sequence[Feature], on_finished: OnFinished) -> OnFinished:
+    """Join the scorer and the features that are told of every response when it is finished."""
+    listeners = [feature.heard for feature in features if feature.heard is not None]
+    if not listeners:
+        return on_finished
+
+    def tell(finished: Finished) -> None:
+        for listener in (on_finished, *listeners):
+            listener(finished)
+
+    return tell
 
 
 def build_source(assembly: Assembly, parts: RolloutParts) -> RolloutSource:

@@ -4,6 +4,7 @@ themselves.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 from oxrl.assembly.assemble import FIRST_RATIO_TOLERANCE
 from oxrl.assembly.assembly import Assembly
 from oxrl.config.sections.model import Teacher as Asked
-from oxrl.engines.train import Scorer
+from oxrl.engines.train import Part, Scorer
 from oxrl.entry_points import TEACHER_ENGINES, own_function
 from oxrl.errors import ConfigError, DataError
 from oxrl.flat_config import TEACHERS
+from oxrl.modelfiles.dims import model_context
 from oxrl.models.load import load_tokenizer
 from oxrl.recipes.features.base import Hint, Teacher
+from oxrl.tables.cells import TEACHER_TOP
+from oxrl.tables.numbers import TEACHER_CANDIDATES
 from oxrl.tables.roles import POLICY, TEACHER
 from oxrl.types import Prompt
 
@@ -43,8 +47,10 @@ def build_teachers(
     tokenizer = assembly.tokenizer
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     usual = assembly.sampled_alone or {*range(len(tokenizer))} - special
+    cfg = assembly.cfg
+    part: Part = "merged" if cfg.lora.rank else "all"
     found: dict[str, Teacher] = {}
-    for name, asked in assembly.cfg.model.teachers.items():
+    for name, asked in cfg.model.teachers.items():
         field = f"{TEACHERS}.{name}"
         if asked.own_weights:
             scorer = models[f"{TEACHER}{name}"]
@@ -53,10 +59,11 @@ def build_teachers(
         else:
             scorer = _engine_beside(assembly, field, asked, stack)
         if asked.name:
-            bound = FIRST_RATIO_TOLERANCE[asked.dtype or assembly.cfg.model.dtype]
+            bound = FIRST_RATIO_TOLERANCE[asked.dtype or cfg.model.dtype]
             beside("trial")(field, scorer, sorted(usual), assembly.pad_id, bound)
-        about = f"{asked.model_dump_json(exclude=MOVES)} {assembly.cfg.rollout.temperature}"
-        found[name] = Teacher(scorer, frozenset(asked.sources), hint_of(asked), about)
+        about = f"{asked.model_dump_json(exclude=MOVES)} {cfg.rollout.temperature}"
+        hint = hint_of(asked, cfg.model.context_length, part)
+        found[name] = Teacher(scorer, frozenset(asked.sources), hint, about)
     return found
 
 
@@ -75,25 +82,50 @@ def beside(name: str) -> Callable[..., Any]:
     return function
 
 
-def hint_of(asked: Asked) -> Hint | None:
-    """Read the template of a teacher that is the policy under another prompt; None of others."""
+def hint_of(asked: Asked, longest: int | None = None, part: Part = "all") -> Hint | None:
+    """Read the template of a teacher that is the policy under another prompt; None of others.
+
+    Args:
+        asked: of `model.teachers`.
+        longest, part: as of `Hint`.
+
+    Raises:
+        ConfigError: the template cannot be read.
+    """
     if not asked.prompt:
         return None
-    text = Path(asked.prompt).read_text("utf-8")
-    return Hint(template=text, reads=tuple(asked.reads), follows=asked.follows)
+    try:
+        text = Path(asked.prompt).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{TEACHERS}: {asked.prompt} cannot be read: {error}") from error
+    return Hint(text, tuple(asked.reads), longest, asked.follows, part)
 
 
 def _engine_beside(assembly: Assembly, field: str, asked: Asked, stack: ExitStack) -> Scorer:
     """Build what asks a model of another process."""
     cfg = assembly.cfg
+    top = cfg.train.row.has(TEACHER_TOP)
+    contexts: list[int | None] = []
+    if asked.engine == "vllm":
+        longest = cfg.model.context_length
+        # A token is sampled behind each row.
+        contexts = [model_context(asked.name), longest and longest + 1]
+    of_run = {
+        "dtype": asked.dtype or cfg.model.dtype,
+        "candidates": cfg.train.value(TEACHER_CANDIDATES) if top else 0,
+        "only": sorted(assembly.sampled_alone),
+        "max_model_len": min(filter(None, contexts), default=None),
+        "trust_remote_code": cfg.model.trust_remote_code,
+        "threads": cfg.run.threads or os.cpu_count() or 1,
+        "directory": cfg.run.directory,
+    }
     return beside(asked.engine)(
-        field=field,
-        asked=asked.model_dump() | {"dtype": asked.dtype or cfg.model.dtype},
+        field,
+        asked.model_dump() | of_run,
         tokenizer=assembly.tokenizer,
         waits=cfg.run.waits,
         stop=assembly.stop,
         closing=stack.callback,
-        run=cfg.run.directory,
     )
 
 
@@ -118,8 +150,9 @@ def check_rows(teachers: Mapping[str, Asked], prompts: Sequence[Prompt]) -> None
         )
     for name, asked in teachers.items():
         hint = hint_of(asked)
+        own = [prompt for prompt in prompts if not asked.sources or prompt.source in asked.sources]
         if hint is not None:
-            beside("template")(f"{TEACHERS}.{name}.prompt", asked.prompt, hint, prompts)
+            beside("template")(f"{TEACHERS}.{name}.prompt", asked.prompt, hint, own)
 
 
 def check_vocabularies(assembly: Assembly) -> None:

@@ -75,7 +75,7 @@ def teachers(cfg: Config) -> Iterator[Role]:
                 role,
                 temperature=temperature,
                 saved=saved,
-                dtype=teacher.dtype,
+                dtype=teacher.held_dtype,
                 device=teacher.device,
             )
 

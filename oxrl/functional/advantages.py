@@ -74,7 +74,7 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
     return gap.clamp(-MAX_TEACHER_GAP, MAX_TEACHER_GAP)
 
 
-def teacher_return(gap: Tensor, mask: Tensor, *, gamma: float, mean: bool = False) -> Tensor:
+def teacher_return(gap: Tensor, mask: Tensor, *, gamma: float, mean: bool) -> Tensor:
     """Count for every token what the teacher says of all that follows from it.
 
     R_t = sum_{i>=t} gamma^(i-t) gap_i              i: trained tokens of the row
@@ -94,10 +94,10 @@ def teacher_return(gap: Tensor, mask: Tensor, *, gamma: float, mean: bool = Fals
 
     Source: MiniLLM, arXiv:2306.08543, equation 4 and, for the mean, length normalisation.
     """
-    decays = torch.where(mask, gamma, 1.0).to(gap.dtype)
+    decays = torch.ones_like(gap).masked_fill(mask, gamma)
     found = varying_scan(gap, decays)
     if mean:
-        found = found / varying_scan(mask.to(gap.dtype), decays).clamp(min=1)
+        found = found / varying_scan(mask.to(gap.dtype), decays)
     return torch.where(mask, found, 0.0)
 
 

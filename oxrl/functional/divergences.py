@@ -56,38 +56,13 @@ class Share(NamedTuple):
 Divergence = Callable[[Tensor, Tensor], Share]
 
 
-class Candidates(NamedTuple):
-    """Tokens of every position whose log-probabilities both models have told.
-
-    logprobs: [B, T, K] nats of the policy, with gradient. teacher: [B, T, K] nats, NaN where there
-    are fewer than K. has_sampled: [B, T] bool, whether the sampled token is among them.
+class Told(NamedTuple):
+    """What both models say of some tokens of every position, [B, T, N] nats, the policy's with
+    gradient.
     """
 
-    logprobs: Tensor
+    policy: Tensor
     teacher: Tensor
-    has_sampled: Tensor
-
-    def filled(self, mask: Tensor) -> Candidates:
-        """Replace what must not be read by numbers that add 0; the teacher's carry no gradient.
-
-        Args:
-            mask: [B, T] bool, trained tokens.
-        """
-        inside = mask[..., None]
-        teacher = fill_masked(self.teacher.detach(), inside)
-        there = ~teacher.isnan()
-        own = torch.where(there, fill_masked(self.logprobs, inside), ABSENT)
-        return Candidates(own, torch.where(there, teacher, ABSENT), self.has_sampled & mask)
-
-
-class Estimate(NamedTuple):
-    """The estimate of a divergence at every position, [B, T], 0 where masked.
-
-    value: detached. push: 0 in value; its gradient is that of the divergence.
-    """
-
-    value: Tensor
-    push: Tensor
 
 
 def reverse_kl(policy: Tensor, teacher: Tensor) -> Share:
@@ -152,8 +127,12 @@ def jensen_shannon(alpha: float) -> Divergence:
 def divergence_of(alpha: float) -> Divergence:
     """Return the divergence that a number stands for.
 
+    1        KL(policy || teacher)
+    0        KL(teacher || policy)
+    between  Jensen-Shannon
+
     Args:
-        alpha: 1: KL(policy || teacher); 0: KL(teacher || policy); between: Jensen-Shannon.
+        alpha: 0, 1, or in [0.01, 0.99].
 
     Raises:
         ValueError: it stands for none; see `jensen_shannon`.
@@ -165,83 +144,71 @@ def divergence_of(alpha: float) -> Divergence:
     return jensen_shannon(alpha)
 
 
-def estimated_divergence(
-    divergence: Divergence,
-    logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    teacher_logprobs: Tensor,
-    candidates: Candidates,
-    mask: Tensor,
-) -> Estimate:
-    """Estimate a divergence from the teacher: exact over candidates, sampled for all other tokens.
+def told_of(policy: Tensor, teacher: Tensor, mask: Tensor) -> Told:
+    """Replace what must not be read by numbers that add 0.
 
     Args:
-        divergence: which one.
-        logprobs: [B, T] nats of the sampled tokens by the policy, with gradient.
-        sampler_logprobs: [B, T] nats of the same, by whoever sampled them.
-        teacher_logprobs: [B, T] nats of the same, by the teacher.
-        candidates: K may be 0.
-        mask: [B, T] bool, trained tokens. Every other position may hold anything, NaN included.
-
-    Returns:
-        Of every position; unbiased over the sampled token, as the top of this file says.
+        policy: [B, T, N] nats.
+        teacher: [B, T, N] nats, NaN where it has told nothing.
+        mask: [B, T] bool, trained tokens.
 
     Raises:
         ValueError: shapes differ.
     """
-    require_same_shape(
-        logprobs=logprobs,
-        sampler_logprobs=sampler_logprobs,
-        teacher_logprobs=teacher_logprobs,
-        has_sampled=candidates.has_sampled,
-        mask=mask,
+    require_same_shape(top_logprobs=policy, teacher_top_logprobs=teacher)
+    known = mask[..., None] & ~teacher.isnan()
+    return Told(
+        policy=fill_masked(policy, known, ABSENT),
+        teacher=fill_masked(teacher.detach(), known, ABSENT),
     )
-    require_same_shape(candidates=candidates.logprobs, teacher=candidates.teacher)
-    known = candidates.filled(mask)
-    head = known.logprobs
-    head_share = divergence(head.detach(), known.teacher)
-    own = fill_masked(logprobs, mask)
-    tail_share = divergence(own.detach(), fill_masked(teacher_logprobs.detach(), mask))
-    log_sampler = fill_masked(sampler_logprobs.detach(), mask)
-
-    # S_y / mu_y, and 1 / mu_y.
-    ratio = (own - log_sampler).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    inverse = (-log_sampler).clamp(max=MAX_LOG_INVERSE).exp()
-    outside = mask & ~known.has_sampled
-    tail_value = torch.where(outside, tail_share.value * inverse, 0.0)
-    tail_push = torch.where(outside, ratio * tail_share.weight, 0.0)
-
-    value = head_share.value.sum(-1) + tail_value
-    push = (head.exp() * head_share.weight).sum(-1) + tail_push
-    value = fill_masked(value, mask)
-    push = fill_masked(push, mask)
-    return Estimate(value=value, push=push - push.detach())
 
 
-def biased_divergence(
-    divergence: Divergence, candidates: Candidates, mask: Tensor, rest: Rest
-) -> Estimate:
+def estimated_divergence(
+    divergence: Divergence, candidates: Told, sampled: Told, log_sampler: Tensor
+) -> Tensor:
+    """Estimate a divergence from candidates, and the sampled token where it is none of them.
+
+    Args:
+        divergence: which one.
+        candidates: N may be 0.
+        sampled: N = 1.
+        log_sampler: [B, T] nats of the sampled token by whoever sampled it; infinity where it is a
+            candidate.
+
+    Returns:
+        [B, T]; its gradient is that of the divergence, and not the one of its value.
+    """
+    policy = torch.cat([candidates.policy, sampled.policy], -1)
+    teacher = torch.cat([candidates.teacher, sampled.teacher], -1)
+    # How often each token counts, in nats: a candidate once, the sampled token 1 / mu times.
+    once = torch.zeros_like(candidates.teacher)
+    log_counts = torch.cat([once, -log_sampler[..., None]], -1)
+    share = divergence(policy.detach(), teacher)
+    value = share.value * log_counts.clamp(max=MAX_LOG_INVERSE).exp()
+    # For the sampled token S_y / mu_y, which is bounded like every ratio to the sampler.
+    push = (policy + log_counts).clamp(max=MAX_LOG_RATIO).exp() * share.weight
+    return (value + push - push.detach()).sum(-1)
+
+
+def biased_divergence(divergence: Divergence, candidates: Told, rest: Rest) -> Tensor:
     """Estimate a divergence from candidates alone, as others do; gradient and value are biased.
 
     Args:
         divergence: which one.
-        candidates: at least one.
-        mask: [B, T] bool, trained tokens.
+        candidates: N is at least 1.
         rest: what becomes of all other tokens, see `train.candidates_rest`.
 
     Returns:
-        Of every position; both of another divergence, over fewer tokens.
+        [B, T], the divergence over fewer tokens.
     """
-    known = candidates.filled(mask)
-    policy, teacher = known.logprobs, known.teacher
+    policy, teacher = candidates
     if rest == "renormalised":
         policy = policy.log_softmax(-1)
         teacher = teacher.log_softmax(-1)
     elif rest == "tail_bucket":
         policy = torch.cat([policy, _log_of_rest(policy)], -1)
         teacher = torch.cat([teacher, _log_of_rest(teacher)], -1)
-    value = fill_masked(divergence(policy, teacher).value.sum(-1), mask)
-    return Estimate(value=value.detach(), push=value - value.detach())
+    return divergence(policy, teacher).value.sum(-1)
 
 
 def _log_of_rest(logprobs: Tensor) -> Tensor:
@@ -267,9 +234,13 @@ def teacher_divergence(
 ) -> LossAndMetrics:
     """Minimise the divergence from the teacher: exact over candidates, sampled for the rest.
 
+    value       sum_{v in K} g(S_v, T_v)     + [y not in K] g(S_y, T_y) / mu_y
+    gradient    sum_{v in K} w_v grad S_v    + [y not in K] w_y grad S_y / mu_y
+    S: policy, T: teacher, K: candidates, y: sampled, by mu. KL(S || T): g = S w, w = log S - log T;
+    KL(T || S): g = T (log T - log S), w = 1 - T / S; between them: see `jensen_shannon`
+
     Args:
-        logprobs: [B, T] nats, now, with gradient.
-        old_logprobs: [B, T] nats of whoever sampled the tokens.
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of whoever sampled the tokens.
         advantages: [B, T], not read: the divergence needs none.
         mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
         loss_weights: [B, T], normalized over the global batch (weights.py).
@@ -289,20 +260,20 @@ def teacher_divergence(
 
     Source: GKD, arXiv:2306.13649; the estimate of candidates and sampled token is oxRL's own.
     """
+    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
+    require_same_shape(mask=mask, teacher_logprobs=teacher_logprobs, sampled_in_top=sampled_in_top)
     divergence = divergence_of(divergence_alpha)
-    candidates = Candidates(top_logprobs, teacher_top_logprobs, sampled_in_top)
+    known = told_of(top_logprobs, teacher_top_logprobs, mask)
     if candidates_rest == "sampled":
-        found = estimated_divergence(
-            divergence, logprobs, old_logprobs, teacher_logprobs, candidates, mask
-        )
+        sampled = told_of(logprobs[..., None], teacher_logprobs[..., None], mask)
+        sampler = fill_masked(old_logprobs.detach(), mask & ~sampled_in_top, math.inf)
+        found = estimated_divergence(divergence, known, sampled, sampler)
     else:
-        found = biased_divergence(divergence, candidates, mask, candidates_rest)
-    mass = candidates.filled(mask).logprobs.detach().exp().sum(-1)
+        found = biased_divergence(divergence, known, candidates_rest)
     metrics = {
-        "teacher/divergence": masked_mean(found.value, mask),
-        "teacher/mass": masked_mean(mass, mask),
+        "teacher/divergence": masked_mean(found.detach(), mask),
+        "teacher/mass": masked_mean(known.policy.detach().exp().sum(-1), mask),
     }
-    per_token = found.value + found.push
     if correction is not None:
-        per_token = per_token * fill_masked(correction.detach(), mask)
-    return weighted_sum(per_token, mask, loss_weights), metrics
+        found = found * fill_masked(correction.detach(), mask)
+    return weighted_sum(found, mask, loss_weights), metrics

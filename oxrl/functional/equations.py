@@ -37,6 +37,7 @@ EQUATIONS: Mapping[str, Mapping[str, Function]] = {
         "otb": advantages.optimal_token_baseline,
         "length_weighted_center": group_advantages.length_weighted_center,
         "teacher_gap": advantages.teacher_gap,
+        "teacher_return": advantages.teacher_return,
     },
     "ratio": ratios.RATIOS,
     "gate": policy_losses.GATES,

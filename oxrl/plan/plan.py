@@ -176,7 +176,7 @@ def teachers_text(cfg: Config) -> str:
         who = teacher.name or f"the policy ({teacher.told_weights})"
         if teacher.prompt:
             who += f" behind {teacher.prompt}"
-        dtype = teacher.dtype or cfg.model.dtype
+        dtype = teacher.held_dtype or cfg.model.dtype
         by = {"local": f"as a model of this run, {dtype}", "vllm": f"by vLLM, {dtype}"}
         how = by.get(teacher.engine, f"by the server at {teacher.url}")
         others = "every row" if len(asked) == 1 else "every other row"

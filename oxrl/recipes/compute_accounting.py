@@ -318,7 +318,8 @@ class ComputeAccounting:
         """Count the update on a minibatch; the first one's line has what came before as well."""
         found = Rows(batch.inputs, batch.group_ids, self)
         mask = batch.inputs.response_mask
-        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self.all_learn
+        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1)
+        learns |= mask.any(1) & self.all_learn
         self._add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
         self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
         if self.speed is not None:

@@ -51,6 +51,7 @@ DROPPED = {
     "samples/dropped_alone": "are alone in their group, as the others have no reward",
     "samples/dropped_uninformative": "are of groups that have one reward",
     "samples/dropped_without_baseline": "have no greedy response to be compared with",
+    "samples/dropped_teacher": "have no answer of their teacher, or lack what its template reads",
 }
 # Nats below the entropy of a uniform distribution: what logits of a standard deviation of 0.1 are.
 UNIFORM = 0.005

@@ -597,7 +597,7 @@ KDRL_TEACHER_COEFF = TEACHER_COEFF.at(5e-3)
 TEACHER_COEFF_END: Number[float | None] = Number(
     "teacher_coeff_end",
     None,
-    "Weight of the teacher in the last step, to which it moves along a line; null: it stays.",
+    "Weight of the teacher at the end of the run, to which it moves along a line; null: it stays.",
     ge=0,
 )
 KDRL_TEACHER_COEFF_END = TEACHER_COEFF_END.at(1e-3)

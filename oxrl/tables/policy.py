@@ -235,7 +235,7 @@ PPO_LAMBDA = GAE_LAMBDA.at(0.95, "PPO, arXiv:1707.06347, table 3; the code of ar
 # Of a loss without advantages.
 DIVERGENCE_PROOFS = {
     "zero_advantage": "the loss reads no advantages",
-    "effective_weight": "the loss reads no advantages",
+    "on_policy": "the loss reads no advantages",
 }
 ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
@@ -982,7 +982,7 @@ _ROWS = (
     Row(
         "iw_opd",
         "arXiv:2606.22600",
-        "opd that weighs a token by how far policy and teacher still agreed before it",
+        "on-policy distillation that weighs a token by how far both still agreed before it",
         advantage="teacher_prefix_gap",
         ratio="none",
         gate="policy_gradient",
@@ -996,7 +996,7 @@ _ROWS = (
         advantage="group_normalize_teacher",
         overrides=(DAPO_CLIP_HIGH, KDRL_TEACHER_COEFF, KDRL_TEACHER_COEFF_END),
         use="A teacher and a verifier together.",
-        deviation="The teacher's weight falls along a line, as the paper's does; its size is ours.",
+        deviation="The teacher's weight falls along a line over the whole run.",
     ),
     Row(
         "opsd",

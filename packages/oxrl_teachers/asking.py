@@ -4,27 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from oxrl.engines.sample import Finished
+from oxrl.engines.train import TrainEngine
 from oxrl.errors import DataError, EngineError, required
-from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared, Teacher
+from oxrl.recipes.features.base import Feature, FeatureInputs, Hint, Prepared, Teacher
 from oxrl.recipes.session import RolloutProgress
-from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, Rollouts, Want
+from oxrl.types import (
+    Metrics,
+    Output,
+    PolicyBatch,
+    Rollout,
+    RolloutBatch,
+    Rollouts,
+    TokenIds,
+    Want,
+)
 from oxrl_teachers.hints import HintedRows
 
 # The column of recorded batches, in nats.
 TEACHER_LOGPROBS = "teacher_logprobs"
-# More rows of a step without a teacher's answer end the run.
+# More rows of a step without a teacher's answer end the run; those that are shown to none do not.
 MOST_UNANSWERED = 0.5
+# Of samples, those of such rows.
+DROPPED = "dropped_teacher"
+
+
+@runtime_checkable
+class AsksEarly(Protocol):
+    """A Scorer elsewhere, which answers on a row while others are sampled."""
+
+    def begin(self, row: TokenIds) -> None:
+        """Ask about a row that somebody will want to know of later."""
+        ...
 
 
 class AsksTeachers(Feature):
     """The base of what learns from teachers.
 
-    A row that its teacher did not answer is not trained on, and counted: no number stands for what
-    was not said.
+    A row that its teacher did not answer, or that lacks what its template reads, is not trained on,
+    and counted: no number stands for what was not said.
 
     Args:
         given: what the run is made of.
@@ -35,7 +59,7 @@ class AsksTeachers(Feature):
         self._by_source = sources_of(given.teachers)
         tokenizer = required(given.tokenizer, "a tokenizer")
         self._hinted = {
-            name: HintedRows(teacher.hint, tokenizer)
+            name: HintedRows(name, teacher.hint, tokenizer)
             for name, teacher in given.teachers.items()
             if teacher.hint is not None
         }
@@ -43,12 +67,30 @@ class AsksTeachers(Feature):
         self._rollouts: Rollouts = []
         self._said = torch.zeros(0, 0)
         self._unanswered = torch.zeros(0, dtype=torch.bool)
+        self._policy = given.policy
+        self._early = {
+            name: teacher.scorer
+            for name, teacher in given.teachers.items()
+            if isinstance(teacher.scorer, AsksEarly)
+        }
+        if self._early and not given.plays:  # rows of episodes are known when they are laid out
+            self.heard = self._begin
 
     def on_sampled(self, rollouts: Rollouts) -> None:
         """Keep what the rows of the step were made of."""
         self._rollouts = rollouts
         for hinted in self._hinted.values():
             hinted.take(rollouts)
+
+    def _begin(self, finished: Finished) -> None:
+        """Have a response scored meanwhile, where its teacher can do that."""
+        prompt = finished.request.prompt
+        scorer = self._early.get(self._named(prompt.source) or "")
+        if scorer is not None:
+            scorer.begin(prompt.token_ids + finished.completion.token_ids)
+
+    def _named(self, source: str) -> str | None:
+        return self._by_source.get(source) or self._by_source.get(None)
 
     def ask(self, rollouts: RolloutBatch, want: Want) -> Output:
         """Show rows to their teachers.
@@ -62,29 +104,31 @@ class AsksTeachers(Feature):
 
         Raises:
             DataError: no teacher is there for the source of a row.
-            EngineError: more than half of the rows were not answered.
+            EngineError: more than half of the rows that were shown were not answered.
         """
         places = required(rollouts.places, "places").tolist()
         names = [self.teacher_of(self._rollouts[place]) for place in places]
         answers = Answers(rollouts.inputs.tokens.shape, want)
+        shown = torch.ones(len(names), dtype=torch.bool)
         for name, teacher in self.teachers.items():
             rows = torch.tensor([row for row, own in enumerate(names) if own == name])
             if not len(rows):
                 continue
             if name in self._hinted:
                 asked = [places[row] for row in rows.tolist()]
-                said = self._hinted[name].ask(teacher.scorer, asked, rollouts.select(rows), want)
+                own = rollouts.select(rows)
+                said, shown[rows] = self._hinted[name].ask(teacher.scorer, asked, own, want)
             else:
                 said = rollouts.select(rows).inputs.said_by(teacher.scorer.forward, want)
             answers.put(rows, known_tokens(said, self._vocabulary))
         mask = rollouts.inputs.response_mask
         self._said = answers.logprobs.masked_fill(~mask, 0.0)
         self._unanswered = (answers.logprobs.isnan() & mask).any(1)
-        share = float(self._unanswered.double().mean()) if len(mask) else 0.0
-        if share > MOST_UNANSWERED:
+        lost = int((self._unanswered & shown).sum())
+        if lost > MOST_UNANSWERED * int(shown.sum()):
             raise EngineError(
-                f"model.teachers: {int(self._unanswered.sum())} of {len(mask)} rows of a step have "
-                "no answer of their teacher, and at most half may: see the log for the first one"
+                f"model.teachers: {lost} of {int(shown.sum())} rows of a step have no answer of "
+                "their teacher, and at most half may: see the log for the first one"
             )
         return answers.output()
 
@@ -98,7 +142,7 @@ class AsksTeachers(Feature):
             DataError: there is none.
         """
         source = rollout.prompt.source
-        name = self._by_source.get(source) or self._by_source.get(None)
+        name = self._named(source)
         if name is None:
             known = ", ".join(sorted(filter(None, self._by_source)))
             raise DataError(
@@ -115,8 +159,37 @@ class AsksTeachers(Feature):
         return replace(batch, inputs=replace(inputs, response_mask=mask, columns=columns))
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
-        """Count rows without an answer."""
-        return {"teacher/left_out": float(self._unanswered.sum())}
+        """Count rows without an answer: they are dropped, and the loop took them for trained."""
+        left_out = int(self._unanswered.sum())
+        counts = progress.samples
+        counts["trained"] = counts.get("trained", 0) - left_out
+        counts[DROPPED] = counts.get(DROPPED, 0) + left_out
+        return {"teacher/left_out": float(left_out)}
+
+    def after_updates(self, before: int, step: int) -> None:
+        """Let teachers follow the policy that are averages of it."""
+        for teacher in self.teachers.values():
+            if teacher.hint is not None and teacher.hint.follows:
+                follow(cast("TrainEngine", teacher.scorer), self._policy, teacher.hint)
+
+
+def follow(teacher: TrainEngine, policy: TrainEngine, hint: Hint) -> None:
+    """Move an averaged teacher towards the policy.
+
+        teacher = follows * policy + (1 - follows) * teacher
+
+    Args:
+        teacher: a copy of the policy without adapter, in float32.
+        policy: as it computes.
+        hint: of the teacher; how far, and which weights of the policy are the teacher's.
+
+    Source: mean teachers, arXiv:1703.01780; of the policy itself SDPO, arXiv:2601.20802.
+    """
+    held_weights = chain.from_iterable(teacher.weights())
+    pairs = zip(held_weights, chain.from_iterable(policy.weights(hint.part)), strict=True)
+    teacher.set_weights(
+        (name, held.lerp(current.to(held), hint.follows)) for (name, held), (_, current) in pairs
+    )
 
 
 def known_tokens(said: Output, vocabulary: int) -> Output:

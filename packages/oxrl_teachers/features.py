@@ -53,9 +53,12 @@ class TeacherGap(AsksTeachers):
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Say how far the two are apart, and what was too far to count."""
         mask = batch.inputs.response_mask
+        counted = super().steer(batch, progress)
+        if not mask.any():
+            return counted
         clamped = self._gap.abs() > MAX_TEACHER_GAP
         return {
-            **super().steer(batch, progress),
+            **counted,
             **gap_metrics(self._gap, mask),
             "teacher/clamped_frac": float(masked_mean(clamped, mask)),
         }
@@ -72,7 +75,6 @@ class TeacherTop(AsksTeachers):
         super().__init__(given)
         count = given.train.value(TEACHER_CANDIDATES)
         self.want: Want = frozenset({f"top_k={count}"})
-        self._policy = given.policy
         self._gap = torch.zeros(0, 0)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
@@ -96,15 +98,19 @@ class TeacherTop(AsksTeachers):
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Say how far the two are apart, and whether they find the same tokens likely."""
         mask = batch.inputs.response_mask
+        counted = super().steer(batch, progress)
+        if not mask.any():
+            return counted
         return {
-            **super().steer(batch, progress),
+            **counted,
             **gap_metrics(self._gap, mask),
             "teacher/overlap": self._overlap(batch),
         }
 
     def _overlap(self, batch: PolicyBatch) -> float:
         """Share of the teacher's candidates that are the policy's too, over a few rows."""
-        some = batch.select(torch.arange(min(COMPARED_ROWS, len(batch)))).inputs
+        trained = batch.inputs.response_mask.any(1).nonzero()[:, 0]
+        some = batch.select(trained[:COMPARED_ROWS]).inputs
         theirs = some.columns[CANDIDATES]
         bare = {name: values for name, values in some.columns.items() if name != CANDIDATES}
         said = replace(some, columns=bare).said_by(self._policy.forward, self.want)

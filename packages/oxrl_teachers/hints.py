@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
-from jinja2 import StrictUndefined, Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from oxrl.data.batching import to_token_batch
-from oxrl.data.chat import ChatEncoder
+from oxrl.data.chat import UNWRITABLE, ChatEncoder
+from oxrl.data.messages import read_tools
+from oxrl.data.rows import Record
 from oxrl.engines.train import Scorer
-from oxrl.errors import ConfigError, required
+from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.features.base import Hint
 from oxrl.types import Output, Prompt, Rollout, RolloutBatch, Rollouts, TokenIds, Want
+from oxrl_teachers.templates import compiled, try_apart
+
+log = logging.getLogger(__name__)
 
 PEER = "peer"
 FEEDBACK = "feedback"
@@ -24,15 +30,8 @@ FEEDBACK = "feedback"
 KNOWN_IN_STEPS = (PEER, FEEDBACK)
 # Rows of the data on which a template is tried.
 TRIED = 8
-
-
-def template_of(hint: Hint) -> Template:
-    """Compile a template; what it is not given is an error.
-
-    Args:
-        hint: of a teacher.
-    """
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(hint.template)
+# Tokens of a row, and which of them the policy sampled.
+Laid = tuple[list[int], list[bool]]
 
 
 def check_template(field: str, file: str, hint: Hint, prompts: Sequence[Prompt]) -> None:
@@ -42,62 +41,107 @@ def check_template(field: str, file: str, hint: Hint, prompts: Sequence[Prompt])
         field: that names it.
         file: it is in.
         hint: what is in it, and what it reads.
-        prompts: of the data.
+        prompts: of the data that it is for, some or all.
 
     Raises:
-        ConfigError: it cannot be written, or says what stands there already: the policy would
-            teach itself nothing.
+        ConfigError: it cannot be written, reads what it is not given or not what it is, or says
+            what stands there already: the policy would teach itself nothing.
     """
-    changed = False
-    tried = 0
-    try:
-        template = template_of(hint)
-        for prompt in prompts:
-            given = {
-                name: "..." if name in KNOWN_IN_STEPS else named_in_row(name, prompt)
-                for name in hint.reads
-            }
-            if tried == TRIED or any(value is None for value in given.values()):
-                continue
-            tried += 1
-            question = prompt.question
-            changed |= template.render(prompt=question, **given) != question
-    except TemplateError as error:
-        raise ConfigError(
-            f"{field}: {file} cannot be written: {type(error).__name__}: {error}. It is given "
-            f"{', '.join(('prompt', *hint.reads))}; name more in reads"
-        ) from error
-    if prompts and not tried:
-        raise ConfigError(
-            f"{field}: no row that was looked at has {', '.join(hint.reads)}, which {file} reads"
+    why = _why_unfit(hint, prompts)
+    if why:
+        raise ConfigError(f"{field}: {file} {why}")
+    rows = list(islice(_filled(hint, prompts), TRIED))
+    found = try_apart(hint.template, rows)
+    names = set(found.names) - {"prompt"}
+    unknown = sorted(names - set(hint.reads))
+    unread = sorted(set(hint.reads) - names)
+    if unknown:
+        told = ", ".join(("prompt", *hint.reads))
+        why = f"reads {', '.join(unknown)}, and is given {told}: name more in reads"
+    elif found.error:
+        why = f"cannot be written: {found.error}"
+    elif unread:
+        why = (
+            f"does not read {', '.join(unread)}, and rows without would be left out for nothing: "
+            "remove it from reads"
         )
-    if tried and not changed:
-        raise ConfigError(
-            f"{field}: {file} writes the prompt as it stands there already, and the policy would "
-            "teach itself nothing: its divergence from itself is 0"
+    elif rows and list(found.texts) == [row["prompt"] for row in rows]:
+        why = (
+            "writes the prompt as it stands there already, and the policy would teach itself "
+            "nothing: its divergence from itself is 0"
         )
+    if why:
+        raise ConfigError(f"{field}: {file} {why}")
+
+
+def _why_unfit(hint: Hint, prompts: Sequence[Prompt]) -> str:
+    """Say why rows cannot be given to a template; empty if they can."""
+    if "prompt" in hint.reads or len(set(hint.reads)) < len(hint.reads):
+        told = ", ".join(hint.reads)
+        return f"is given prompt as every template is, and nothing twice; reads names {told}"
+    for name in hint.reads:
+        if prompts and not any(has_field(name, prompt) for prompt in prompts):
+            return (
+                f"reads {name}, and no row that was looked at has such a field. Where only some "
+                "rows have one, give the others null"
+            )
+    for prompt in prompts:
+        if prompt.images:
+            return f"is for prompts of text alone, and row {prompt.uid} shows images"
+    return ""
+
+
+def _filled(hint: Hint, prompts: Sequence[Prompt]) -> Iterator[dict[str, Any]]:
+    """Yield what the template is given for each row that lacks nothing."""
+    for prompt in prompts:
+        given = {
+            name: "..." if name in KNOWN_IN_STEPS else named_in_row(name, prompt)
+            for name in hint.reads
+        }
+        if not any(map(is_missing, given.values())):
+            yield {"prompt": prompt.question, **given}
 
 
 class HintedRows:
-    """What was sampled, behind prompts that a template writes.
+    """The samples of a step, behind prompts that a template writes.
 
     Args:
+        name: of the teacher.
         hint: the template, and what it reads.
         tokenizer: of the policy.
     """
 
-    def __init__(self, hint: Hint, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._template = template_of(hint)
+    def __init__(self, name: str, hint: Hint, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._field = f"model.teachers.{name}.prompt"
+        self._template = compiled(hint.template)
         self._reads = hint.reads
+        self._longest = hint.longest
         self._encoder = ChatEncoder(tokenizer)
         self._pad_id = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
         self._rollouts: Rollouts = []
+        # By group, those that got full marks; what was encoded in this step already.
+        self._right: Mapping[int, Rollouts] = {}
+        self._written: dict[tuple[int, str], TokenIds] = {}
+        self._told = False
 
     def take(self, rollouts: Rollouts) -> None:
-        """Keep the samples of a step."""
-        self._rollouts = rollouts
+        """Keep the samples of a step.
 
-    def ask(self, scorer: Scorer, places: list[int], batch: RolloutBatch, want: Want) -> Output:
+        Args:
+            rollouts: all of them, scored where there is a reward.
+        """
+        self._rollouts = rollouts
+        right: dict[int, list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            value = rollout.score.value
+            if value is not None and value >= 1:
+                right[rollout.group_id].append(rollout)
+        self._right = right
+        self._written = {}
+
+    def ask(
+        self, scorer: Scorer, places: list[int], batch: RolloutBatch, want: Want
+    ) -> tuple[Output, Tensor]:
         """Show rows behind their other prompts, and move what is said to where their tokens are.
 
         Args:
@@ -107,46 +151,110 @@ class HintedRows:
             want: what is asked.
 
         Returns:
-            [N, T], [N, T, K]: NaN and id -1 in rows that lack what the template reads.
+            [N, T], [N, T, K], NaN and id -1 in rows that have no other prompt; and which have one,
+            [N] bool.
+
+        Raises:
+            DataError: a prompt cannot be written, or not as the policy read its own.
         """
-        prompts = [self.prompt_of(self._rollouts[place]) for place in places]
-        rows = [row for row, prompt in enumerate(prompts) if prompt is not None]
-        if not rows:
-            return _moved(Output(), batch, rows, want, None)
-        shown = [self._laid(required(prompts[row], "prompt"), places[row]) for row in rows]
-        tokens = [tokens for tokens, _ in shown]
+        laid = [self.laid_behind(self._rollouts[place]) for place in places]
+        shown = [row for row in laid if row is not None]
+        has_one = torch.tensor([row is not None for row in laid])
+        if not shown:
+            return _moved(Output(), batch, has_one, want, None), has_one
+        tokens = [row for row, _ in shown]
         hinted = to_token_batch(tokens, [trained for _, trained in shown], self._pad_id)
         said = hinted.said_by(scorer.forward, want)
-        return _moved(said, batch, rows, want, hinted.response_mask)
+        return _moved(said, batch, has_one, want, hinted.response_mask), has_one
+
+    def laid_behind(self, rollout: Rollout) -> Laid | None:
+        """Lay what was sampled behind the other prompt; None where there is none, or no room.
+
+        Args:
+            rollout: of the step that was taken.
+        """
+        prompt = self.prompt_of(rollout)
+        if prompt is None:
+            return None
+        tokens = list(prompt)
+        trained = [False] * len(tokens)
+        for segment in rollout.completion.segments:
+            tokens += segment.token_ids
+            trained += [segment.origin == "policy"] * len(segment.token_ids)
+        if self._longest is None or len(tokens) <= self._longest:
+            return tokens, trained
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s: with the hint a row of %s has %d tokens, and the model reads %d: such rows "
+                "are left out, see teacher/left_out. Shorten the hint, or set "
+                "data.max_prompt_tokens",
+                self._field,
+                rollout.prompt.uid,
+                len(tokens),
+                self._longest,
+            )
+        return None
 
     def prompt_of(self, rollout: Rollout) -> TokenIds | None:
-        """Write the other prompt of a sample; None where it lacks what the template reads."""
+        """Write the other prompt of a sample; None where it lacks what the template reads.
+
+        Args:
+            rollout: of the step that was taken.
+
+        Raises:
+            DataError: it cannot be written, or not as the policy read its own.
+        """
         given = {name: self._value(name, rollout) for name in self._reads}
-        if any(value is None for value in given.values()):
+        if any(map(is_missing, given.values())):
             return None
-        *before, last = rollout.prompt.messages
-        text = self._template.render(prompt=last["content"], **given)
-        return tuple(self._encoder.encode_prompt((*before, {**last, "content": text})))
+        messages = rollout.completion.opening or rollout.prompt.messages
+        *before, last = messages
+        try:
+            text = self._template.render(prompt=last["content"], **given)
+        except UNWRITABLE as error:
+            raise DataError(
+                f"{self._field}: it cannot be written for row {rollout.prompt.uid}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        place = (rollout.group_id, text)
+        if place not in self._written:
+            tools = read_tools(Record(rollout.prompt.uid, rollout.prompt.metadata))
+            if tuple(self._encoder.encode_prompt(messages, tools)) != _read_first(rollout):
+                raise DataError(
+                    f"{self._field}: row {rollout.prompt.uid} begins with other tokens than its "
+                    "messages: images, tools of an environment, or what is written anew for every "
+                    "turn. Such rows cannot be put behind another prompt"
+                )
+            changed = (*before, {**last, "content": text})
+            self._written[place] = tuple(self._encoder.encode_prompt(changed, tools))
+        return self._written[place]
 
     def _value(self, name: str, rollout: Rollout) -> Any:
         if name == PEER:
             return self._peer(rollout)
         if name == FEEDBACK:
-            return rollout.completion.reason or rollout.score.reason or None
+            return rollout.completion.reason or rollout.score.reason
         return named_in_row(name, rollout.prompt)
 
     def _peer(self, rollout: Rollout) -> str | None:
         """The first other response to the prompt that got full marks."""
-        for other in self._rollouts:
-            value = other.score.value
-            same = other.group_id == rollout.group_id and other.sample != rollout.sample
-            if same and value is not None and value >= 1:
+        for other in self._right.get(rollout.group_id, ()):
+            if other.sample != rollout.sample:
                 return other.completion.text
         return None
 
-    def _laid(self, prompt: TokenIds, place: int) -> tuple[list[int], list[bool]]:
-        response = self._rollouts[place].completion.token_ids
-        return [*prompt, *response], [False] * len(prompt) + [True] * len(response)
+
+def _read_first(rollout: Rollout) -> TokenIds | None:
+    """The tokens that the policy read before it wrote; None where it saw images, or read others
+    later.
+    """
+    segments = rollout.completion.segments
+    images = any(segment.images for segment in segments)
+    if rollout.prompt.images or images or any(one.context is not None for one in segments[1:]):
+        return None
+    begins = segments[0].context if segments else None
+    return rollout.prompt.token_ids if begins is None else begins
 
 
 def named_in_row(name: str, prompt: Prompt) -> Any:
@@ -156,18 +264,35 @@ def named_in_row(name: str, prompt: Prompt) -> Any:
         name: of the field.
         prompt: of the row.
     """
+    return prompt.answer if name == "answer" else prompt.metadata.get(name)
+
+
+def has_field(name: str, prompt: Prompt) -> bool:
+    """True if a row has a field, though nothing may stand in it; also of what a step gives.
+
+    Args:
+        name: of the field.
+        prompt: of the row.
+    """
     if name == "answer":
-        return prompt.answer or None
-    return prompt.metadata.get(name)
+        return prompt.answer is not None
+    return name in KNOWN_IN_STEPS or name in prompt.metadata
+
+
+def is_missing(value: Any) -> bool:
+    """True if nothing stands in a field; 0 and false are something.
+
+    Args:
+        value: of the field.
+    """
+    return value is None or value == ""
 
 
 def _moved(
-    said: Output, batch: RolloutBatch, rows: list[int], want: Want, there: Tensor | None
+    said: Output, batch: RolloutBatch, has_one: Tensor, want: Want, there: Tensor | None
 ) -> Output:
     """Put what was said of rows behind other prompts where their tokens are in the batch."""
-    mask = torch.zeros_like(batch.inputs.response_mask)
-    if rows:
-        mask[rows] = batch.inputs.response_mask[rows]
+    mask = batch.inputs.response_mask & has_one[:, None]
     shape = batch.inputs.tokens.shape
     asked = [int(field.partition("=")[2]) for field in want if field.startswith("top_k=")]
 

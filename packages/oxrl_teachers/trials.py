@@ -66,9 +66,9 @@ def compare_with_itself(
     for length in LENGTHS:
         chosen = torch.randint(len(token_ids), (length,), generator=draw)
         rows.append(tuple(token_ids[place] for place in chosen.tolist()))
-    together = _said(scorer, rows, pad_id)
-    alone = torch.cat([_said(scorer, [row], pad_id) for row in rows])
-    again = _said(scorer, rows, pad_id)
+    together = _said(field, scorer, rows, pad_id)
+    alone = torch.cat([_said(field, scorer, [row], pad_id) for row in rows])
+    again = _said(field, scorer, rows, pad_id)
     for how, other in (("alone and in a batch", alone), ("asked twice", again)):
         apart = float((together - other).abs().max())
         if not apart <= bound:
@@ -79,9 +79,13 @@ def compare_with_itself(
             )
 
 
-def _said(scorer: Scorer, rows: Sequence[TokenIds], pad_id: int) -> Tensor:
+def _said(field: str, scorer: Scorer, rows: Sequence[TokenIds], pad_id: int) -> Tensor:
     """What a scorer says of the tokens of rows, in nats, one after another."""
     trained = [[place > 0 for place in range(len(row))] for row in rows]
     batch = to_token_batch(rows, trained, pad_id)
     said = scorer.forward(batch, frozenset({"logprobs"}))
-    return required(said.logprobs, "logprobs")[batch.response_mask]
+    logprobs = required(said.logprobs, "logprobs")[batch.response_mask]
+    if logprobs.isnan().any():
+        lengths = ", ".join(str(len(row)) for row in rows)
+        raise EngineError(f"{field} does not answer on rows of {lengths} tokens: see the log")
+    return logprobs

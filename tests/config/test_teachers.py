@@ -69,7 +69,7 @@ def test_teachers_are_roles_with_weights_of_their_own(
             seed="teacher.a",
         ),
         Role(name="teacher.frozen", **tiny),
-        Role(name="teacher.slow", saved="teacher.slow", **tiny),
+        Role(name="teacher.slow", saved="teacher.slow", dtype="float32", **tiny),
     ]
 
 

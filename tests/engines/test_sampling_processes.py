@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -344,3 +346,14 @@ def test_threads_are_shared_out_where_nobody_says_how_many(
         with pytest.raises(InterruptedError):
             sampler_processes.hosted_sampler(Assembly(cfg), lambda close: None)
     assert asked == [3, 1, 5]
+
+
+def test_a_process_that_samples_imports_no_models_before_it_does_so_in_its_own_way() -> None:
+    """Else each of them holds SciPy, which transformers imports for what no sampler does."""
+    code = (
+        "import sys; import oxrl.engines.sample.host as host; "
+        "early = [name for name in sys.modules if name.startswith('transformers.m')]; "
+        "host.import_model_classes(); print(early, 'scipy.optimize' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[] False\n"

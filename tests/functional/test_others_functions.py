@@ -3,7 +3,8 @@ these returned, in recorded_of_others.json. None of their code is here.
 
 Recorded in float64, nine digits, from Tencent-Hunyuan/UniRL 1a7b501e (`_drpo_loss`), verl-project/verl
 1dda039b (`compute_policy_loss_dro`, both optimal token baselines), modelscope/ms-swift 3602360a
-(`_compute_fipo_influence`, and the two lines of clip behind it), huggingface/trl f2cd5771 (`dft_loss`).
+(`_compute_fipo_influence`, and the two lines of clip behind it), huggingface/trl f2cd5771 (`dft_loss`, and
+`generalized_jsd_loss`, which test_divergences.py reads).
 """
 
 from __future__ import annotations

@@ -202,11 +202,11 @@ def test_the_waits_between_attempts_double_give_or_take_a_quarter(
 
     def down(*_: object) -> Json:
         asked.append(clock.now)
-        raise endpoint.JudgeError("down")
+        raise endpoint.NoReplyError("down")
 
     judge = endpoint.Endpoint("http://127.0.0.1:9", retries=3)
     monkeypatch.setattr(judge, "_post", down)
-    with pytest.raises(endpoint.JudgeError, match="down"):
+    with pytest.raises(endpoint.NoReplyError, match="down"):
         judge.complete({}, None, deadline=clock.now + 60)
     waits = [after - before for before, after in zip(asked, asked[1:], strict=False)]
     assert len(waits) == 3

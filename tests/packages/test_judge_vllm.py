@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from oxrl.checkpoint.model_files import save_model
 from oxrl.types import Completion, Prompt
 from oxrl_graders.judge.pool import JudgePool
-from support.samplers import TOKENIZER, lively
+from support.samplers import lively
+from support.vllm_server import vllm_server
 
 pytestmark = [
     pytest.mark.skipif(
@@ -25,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(580),
 ]
-START_S = 500.0
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "1+1"},), token_ids=(1,), answer="2")
 MEMBERS = [Completion(segments=(), text=text, finish_reason="stop") for text in ("2", "3")]
 
@@ -33,30 +27,8 @@ MEMBERS = [Completion(segments=(), text=text, finish_reason="stop") for text in 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of vLLM with random weights."""
-    folder = tmp_path_factory.mktemp("judge")
-    save_model(lively(), folder)
-    TOKENIZER.save_pretrained(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "4"]
-    command += ["--dtype", "float32", "--distributed-executor-backend", "uni"]
-    here = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    here |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=here)
-        try:
-            judge = JudgePool({"url": f"http://127.0.0.1:{port}/v1", "model": "tiny"})
-            deadline = time.monotonic() + START_S
-            while judge.unreachable():
-                told = (folder / "server.log").read_text(errors="replace")[-3000:]
-                assert server.poll() is None and time.monotonic() < deadline, told
-                time.sleep(1.0)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            server.terminate()
-            server.wait(60)
+    with vllm_server(tmp_path_factory.mktemp("judge"), lively()) as url:
+        yield url
 
 
 def test_vllm_takes_the_schema_and_is_asked_for_no_recorded_verdict_again(

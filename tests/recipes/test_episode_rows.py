@@ -55,9 +55,10 @@ OF_SEQUENCES = (
     "veto",
     "opsm",
 )
-UNBUILT = ("rspo", "r3", "opd", "kdrl")
+UNBUILT = ("rspo", "r3")
+TAUGHT = [row.name for row in ROWS.values() if {"teacher", "teacher_top"} & {*row.needs}]
 RANDOM = ("clip_cov",)  # chooses tokens by noise that is laid out as the batch is
-APART = (*OF_SEQUENCES, *UNBUILT, *RANDOM)
+APART = (*OF_SEQUENCES, *UNBUILT, *TAUGHT, *RANDOM)
 # Of the reward, for the rows that compare them one by one, with their weights.
 PARTS = {"won": 1.0, "brief": 0.5}
 TOKEN_LEVEL = [row.name for row in ROWS.values() if row.recipe == "rl" and row.name not in APART]

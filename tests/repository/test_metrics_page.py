@@ -17,6 +17,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 CELL = re.compile(r"(?<!\\)\|")
 SHARED = {"run": {"name": "run", "steps": 1, "threads": 1, "mlflow": False, "checkpoint_every": 0}}
 MODEL = {"model": {"name": "builtin:tiny"}}
+TAUGHT = {"model": {"name": "builtin:tiny", "teachers": {"other": {"name": "builtin:tiny"}}}}
 RL = {
     **SHARED,
     **MODEL,
@@ -44,6 +45,8 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"alg_name": "cispo"},
     },
     "vapo": {**RL, "train": {"alg_name": "vapo"}},
+    "kdrl": {**RL, **TAUGHT},
+    "opd_topk": {**RL, **TAUGHT},
     "dapo": {
         **RL,
         "reward": {"name": "reward.py:length"},

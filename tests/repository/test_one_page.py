@@ -31,15 +31,17 @@ LENGTHS = {
     "sft": ("STEPS", 3, 3),
     "dpo": ("STEPS", 3, 3),
     "continuous": ("BATCHES", 5, 5),
+    "opd_topk": ("BATCHES", 3, 3),
 }
 # Prompts of a batch, fewer than on the page.
-PROMPTS = {"sgrpo": 8, "ppo": 12}
+PROMPTS = {"sgrpo": 8, "ppo": 12, "opd_topk": 24}
 # In the second step from the file of weights ratios that can be clipped are 0.068 and less, and 0.074
 # and more, away from 1: none is so near that rounding decides whether it is clipped.
 CLIP = 0.0715
 PAGES = [*LENGTHS]
 SAMPLING = ["sgrpo", "ppo"]
-RECORDED = [*SAMPLING, "continuous"]
+RECORDED = [*SAMPLING, "continuous", "opd_topk"]
+DISTILLED = ["opd_topk"]
 CLOSE = 1e-6
 # Norms of a gradient sum some 100,000 squares in another order: up to 1.1e-6 under other roundings.
 CLOSE_NORM = 1e-5
@@ -153,8 +155,17 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that answers, sometimes rightly, and does not end every answer in time."""
-    return model_that_adds(tmp_path_factory.mktemp("start"))
+    """A model that answers, sometimes rightly, and does not end every answer in time; and beside it
+    one that says something else, a teacher.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    model_that_adds(teacher_of(folder), noise=0.02)
+    return model_that_adds(folder / "start")
+
+
+def teacher_of(folder: Path) -> Path:
+    """Where the teacher of a model stands, which is in this folder."""
+    return folder / "teacher"
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +207,10 @@ def short_page(
 ) -> Page:
     length, value, _ = LENGTHS[name]
     given = {length: value, "MODEL": str(start), "OUT": str(folder / "page")}
-    if name in SAMPLING:
+    if name in PROMPTS:
         given["PROMPTS"] = PROMPTS[name]
+    if name in DISTILLED:
+        given["TEACHER"] = str(teacher_of(start.parent))
     return run_page(name, folder, instead, **given | changed)
 
 
@@ -208,8 +221,10 @@ def short_run(name: str, start: Path, directory: Path, *overrides: str) -> Path:
         f"run.dir={directory}",
         "run.mlflow=false",
     ]
-    if name in SAMPLING:
+    if name in PROMPTS:
         given.append(f"data.prompts_per_step={PROMPTS[name]}")
+    if name in DISTILLED:
+        given.append(f"model.teachers.adds.name={teacher_of(start.parent)}")
     if name in RECORDED:
         given.append("run.record=tokens")
     run(load_config(FOLDER / f"{name}.yaml", [*given, *overrides]))
@@ -278,6 +293,8 @@ def test_another_clip_makes_another_run(
         ("sft", {"SEED": 2}, {"loss", "grad_norm", "weights"}),
         ("dpo", {"SEED": 2}, {"loss", "grad_norm", "weights"}),
         ("dpo", {"BETA": 0.11}, {"loss", "grad_norm", "weights"}),
+        ("opd_topk", {"SEED": 2}, {"samples", "loss", "grad_norm", "weights"}),
+        ("opd_topk", {"CANDIDATES": 7}, {"loss", "grad_norm", "weights"}),
         ("continuous", {"AHEAD": 1}, {"versions", "loss", "grad_norm", "weights"}),
         ("continuous", {"ROUNDS": 11}, {"versions", "loss", "grad_norm", "weights"}),
         ("continuous", {"FIRST": 1}, {"versions", "loss", "grad_norm", "weights"}),
@@ -319,6 +336,37 @@ def test_keys_and_values_that_outlive_their_weights_are_noticed(
     assert differences(page, directory) >= {"logprobs", "loss", "grad_norm", "weights"}
 
 
+@pytest.mark.parametrize(
+    ("lines", "others"),
+    [
+        # A sampled token that is a candidate counts twice; none counts; their weight has a slope.
+        ("torch.where(counted, 0.0, ratio * gap", "torch.where(counted & False, 0.0, ratio * gap"),
+        ("torch.where(counted, 0.0, ratio * gap", "torch.where(counted | True, 0.0, ratio * gap"),
+        ("(by_student - by_teacher).detach()", "(by_student - by_teacher)"),
+        # Candidates of the place before.
+        ("by_teacher.topk(CANDIDATES)", "by_teacher.roll(1, 1).topk(CANDIDATES)"),
+    ],
+)
+def test_another_estimate_makes_another_run(
+    lines: str,
+    others: str,
+    start: Path,
+    both: Callable[[str], tuple[Page, Path]],
+    tmp_path: Path,
+) -> None:
+    _, directory = both("opd_topk")
+    page = short_page("opd_topk", start, tmp_path, instead={lines: others})
+    assert differences(page, directory) >= {"grad_norm", "weights"}
+
+
+def test_some_sampled_tokens_are_candidates_and_some_are_not(
+    both: Callable[[str], tuple[Page, Path]],
+) -> None:
+    page, _ = both("opd_topk")
+    counted = page["counted"][page["mask"]]
+    assert 0 < int(counted.sum()) < len(counted)
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_short_and_needs_little(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text()
@@ -349,3 +397,6 @@ def test_a_page_and_its_yaml_are_of_one_length(name: str) -> None:
     cfg = load_config(FOLDER / f"{name}.yaml")
     assert cfg.run.steps == int(constants[length]) * steps // short
     assert cfg.model.name == constants["MODEL"]
+    assert [asked.name for asked in cfg.model.teachers.values()] == [
+        constants[name] for name in constants if name == "TEACHER"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from oxrl.tables.cells import DISCRIMINATOR, PROMPTED_SELF, TEACHER_TOP
 from oxrl.tables.numbers import DIVERGENCE_ALPHA, LEAST_ALPHA, TEACHER_CANDIDATES
 
 FIELD = "model.teachers"
+# Names of environment variables: so that a key that was put there by mistake is no name.
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 SERVERS = "such as http://localhost:8000/v1"
 
 
@@ -64,6 +67,8 @@ def check_teachers(cfg: Config) -> Problems:
         rule = f"{row.name} needs the policy itself as one: write {{self: {{prompt: FILE.jinja}}}}"
         yield Problem(FIELD, rule, list(teachers), also=("train.alg_name",))
     for name, teacher in teachers.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            yield Problem(FIELD, "have names of letters, digits, _ and -", name)
         for path, rule, value in _of_one(cfg, teacher):
             field = f"{FIELD}.{name}"
             yield Problem(f"{field}.{path}", rule, value, also=(f"{field}.name",))
@@ -107,8 +112,13 @@ def _of_one(cfg: Config, teacher: Teacher) -> list[Wrong]:
     if teacher.device is not None and cfg.train.backend != "local":
         rule = f"is read with train.backend local; ranks of {cfg.train.backend} have theirs"
         wrong.append(("device", rule, teacher.device))
+    if teacher.engine != "local" and vision_family(cfg.model.name) is not None:
+        rule = "must be local where the policy reads images: others are shown text alone"
+        wrong.append(("engine", rule, teacher.engine))
     if teacher.prompt and not Path(teacher.prompt).is_file():
         wrong.append(("prompt", "is no file: write a Jinja template", teacher.prompt))
+    if teacher.prompt:
+        wrong += _of_self(cfg, teacher)
     return wrong or list(_of_place(cfg, teacher))
 
 
@@ -118,12 +128,30 @@ def _of_place(cfg: Config, teacher: Teacher) -> Iterator[Wrong]:
         why = why_no_place(teacher.url)
         if why:
             yield "url", why, "(not shown)"
+        if teacher.key_env and not VARIABLE.fullmatch(teacher.key_env):
+            yield "key_env", "is the name of an environment variable, in upper case", "(not shown)"
     elif teacher.name:
         yield from (("name", rule, teacher.name) for rule in _of_model(cfg, teacher))
     elif not teacher.prompt:
         yield "name", "is required: a model; or prompt, for the policy itself", ""
     elif teacher.engine != "local":
         yield "engine", "must be local where the policy teaches", teacher.engine
+
+
+def _of_self(cfg: Config, teacher: Teacher) -> list[Wrong]:
+    """Look at what the policy is to see when it teaches itself."""
+    wrong: list[Wrong] = []
+    if "peer" in teacher.reads and cfg.rollout.n_samples == 1:
+        wrong.append(("reads", "has peer, of which rollout.n_samples: 1 has none", teacher.reads))
+    if cfg.has_no_reward and {"peer", "feedback"} & {*teacher.reads}:
+        rule = "has what only a reward or an environment says: set reward.name"
+        wrong.append(("reads", rule, teacher.reads))
+    if cfg.environment.name and cfg.rollout.context != "whole":
+        wrong.append(("prompt", "needs rollout.context: whole, a hint before all turns", ""))
+    if teacher.follows and teacher.dtype == "bfloat16":
+        rule = "must be float32 with weights: {ema: ...}, a small share is lost in bfloat16"
+        wrong.append(("dtype", rule, teacher.dtype))
+    return wrong
 
 
 def _of_model(cfg: Config, teacher: Teacher) -> list[str]:
@@ -158,13 +186,14 @@ def why_no_place(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.hostname
+        port = parts.port
     except ValueError:
         return f"is none: it must be {SERVERS}"
     if not url:
         return f"is required with engine endpoint, {SERVERS}"
     if "@" in parts.netloc or parts.query or parts.fragment:
         return "holds more than a place, and is recorded: a key belongs into a variable, key_env"
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not host or port == 0:
         return f"must begin with http:// or https:// and a host, {SERVERS}"
     if host == "api.openai.com":
         return "is a server that does not score given tokens (prompt_logprobs): take one of vLLM's"

@@ -108,6 +108,11 @@ class Teacher(Section):
         return self.weights[EMA] if isinstance(self.weights, dict) else 0.0
 
     @property
+    def held_dtype(self) -> str | None:
+        """Type of its weights; null: the policy's. In bfloat16 an average would stand still."""
+        return "float32" if self.follows else self.dtype
+
+    @property
     def told_weights(self) -> str:
         """Its weights, where they are the policy's, in words."""
         return f"averaged by {self.follows:g}" if self.follows else str(self.weights)

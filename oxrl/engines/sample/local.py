@@ -49,6 +49,9 @@ UNLIMITED = 2**31
 GROUPED = "oxrl_grouped"
 # Attention spans and capacities are multiples of this many tokens.
 SPAN = 32
+# Rows in flight are read again, for new weights, some at a time: what a model computes of so many
+# tokens is the most memory that it takes beside what is kept of all rows.
+READ_AGAIN_TOKENS = 1024
 # Families that LocalSampler was compared with (tests/models/test_architectures.py): they take
 # position ids and a mask, and their keys and values have one shape in all layers. Every other model
 # is sampled from over its own cache.
@@ -194,7 +197,7 @@ class LocalSampler(ModuleSampler):
         """Read again what every active row has read so far, all but its last token."""
         contexts = [tokens[:-1] for tokens in self._slots.contexts()]
         slots = iter(range(len(contexts)))
-        for batch in row_batches(contexts):
+        for batch in row_batches(contexts, READ_AGAIN_TOKENS):
             kvs, _ = read_rows(self.network, batch)
             for kv in kvs:
                 slot = next(slots)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from oxrl.engines.sample import Responses, RolloutEngine
-from oxrl.engines.sample.rows import Recorded, Slots
 from oxrl.errors import EngineError
 from oxrl.tables.columns import NOTHING_MORE, Columns
 from oxrl.types import Entries, Request, TokenRun
 from oxrl.usercode.messages import Json, fields_of, segment_of
+
+if TYPE_CHECKING:
+    # A process that samples imports the classes of models in its own way, and reads this before.
+    from oxrl.engines.sample.rows import Recorded, Slots
 
 
 class ParkingEngine(RolloutEngine, Protocol):

@@ -119,14 +119,16 @@ def batch_of(rows: TokenRows, device: torch.device) -> TokenBatch:
     return TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
 
 
-def row_batches(rows: Sequence[TokenIds]) -> Iterator[Sequence[TokenIds]]:
-    """Consecutive rows whose padded size stays within PREFILL_TOKENS; a longer row goes alone."""
+def row_batches(
+    rows: Sequence[TokenIds], most: int = PREFILL_TOKENS
+) -> Iterator[Sequence[TokenIds]]:
+    """Consecutive rows whose padded size stays within `most` tokens; a longer row goes alone."""
     start = 0
     longest = 0
     for index, row in enumerate(rows):
         longest = max(longest, len(row))
         padded_size = longest * (index + 1 - start)
-        if index > start and padded_size > PREFILL_TOKENS:
+        if index > start and padded_size > most:
             yield rows[start:index]
             start = index
             longest = len(row)

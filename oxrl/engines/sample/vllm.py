@@ -107,6 +107,7 @@ class VllmOptions:
         delivered.
     keep_cache: a delivery leaves running requests their keys and values of older weights, and all
         others never find those; nothing proves which weights a log-probability is of then.
+    further: arguments of vLLM's EngineArgs, over those that follow from the others.
     """
 
     log_file: str
@@ -121,6 +122,7 @@ class VllmOptions:
     batch_invariant: bool = False
     adapter_scale: float | None = None
     keep_cache: bool = False
+    further: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -657,6 +659,7 @@ def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
         "enforce_eager": on_cpu,
         "use_tqdm_on_load": False,
         "worker_extension_cls": "oxrl.engines.sample.vllm_plain.WorkerExtension",
+        **options.further,
     }
 
 

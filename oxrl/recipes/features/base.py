@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from oxrl.checkpoint import Saved
-from oxrl.engines.train import Scorer, TrainEngine
+from oxrl.engines.train import Part, Scorer, TrainEngine
 from oxrl.functional.group_advantages import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.session import RolloutProgress
@@ -36,6 +36,8 @@ from oxrl.types import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from oxrl.engines.sample.sampler import OnFinished
+
 # Name of a reward and groups -> what it gives for each of their responses.
 ScoreBy = Callable[[str, Sequence[Group]], Scores]
 # Places in the order of a file's rows -> those conversations, as they are learned from.
@@ -49,13 +51,15 @@ class Hint(NamedTuple):
     """Another prompt, which the policy sees when it teaches itself.
 
     template: Jinja text of its last message. reads: names that the template is given beside
-    `prompt`. follows: share of the policy that the teacher's weights take in after a rollout step;
-    0: none.
+    `prompt`. longest: tokens of a row; None: not known. follows: share of the policy that the
+    teacher's weights take in after a rollout step; 0: none. part: which weights of the policy.
     """
 
     template: str
     reads: tuple[str, ...]
-    follows: float
+    longest: int | None = None
+    follows: float = 0.0
+    part: Part = "all"
 
 
 class Teacher(NamedTuple):
@@ -154,6 +158,8 @@ class Feature:
 
     # Which groups a rollout step trains on; None: all.
     choice: GroupChoice | None = None
+    # Is told of every response as soon as it is finished, while others are sampled; None: nothing.
+    heard: OnFinished | None = None
     # One greedy response per prompt is sampled as well, as a baseline.
     greedy_baseline: bool = False
     # The reference changes during the run, so checkpoints hold it.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oxrl.errors import RewardDefinitionError
+from oxrl_graders.judge.endpoint import key_of
 
 RUBRIC = (
     "How well does the response do what the last message of the user asks for? Correct, complete "
@@ -111,19 +111,10 @@ class JudgeOptions:
         Raises:
             RewardDefinitionError: the variable is not set.
         """
-        if not self.key_env:
-            return ""
-        key = os.environ.get(self.key_env, "").strip()
-        if not key:
-            raise RewardDefinitionError(
-                f"reward.name=judge: the environment variable {self.key_env} is not set, which "
-                f"reward.options.key_env names as the place of the key for {self.url}: export "
-                f"{self.key_env}=..., or leave key_env out where the endpoint needs no key"
-            )
-        if not key.isascii() or not key.isprintable():
-            problem = "holds what no key has: characters that no HTTP header may hold"
-            raise RewardDefinitionError(f"reward.name=judge: {self.key_env} {problem}")
-        return key
+        try:
+            return key_of(self.key_env)
+        except ValueError as error:
+            raise RewardDefinitionError(f"reward.options.key_env of the judge: {error}") from None
 
 
 def check_url(url: str) -> None:

@@ -23,14 +23,14 @@ from oxrl.runs.waiting import Patience
 from oxrl.types import Completions, Group, GroupScores, Metrics, Named, Prompt, Score, Scores
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl_graders.formats import compiled, cosine_length_value
-from oxrl_graders.judge.endpoint import Endpoint, JudgeError
+from oxrl_graders.judge.endpoint import Endpoint, NoReplyError
 from oxrl_graders.judge.options import JudgeOptions, refuse_secrets
 from oxrl_graders.judge.questions import pairs_of_group, question, schema, verdict_of
 from oxrl_graders.judge.record import FILE, Judgements, Reply, content_key
 
 NAME = "judge"
 Messages = list[dict[str, str]]
-Outcome = Reply | JudgeError
+Outcome = Reply | NoReplyError
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class JudgePool:
             yield _Asked(first, second, bool(swapped), asked)
 
     def _verdict(self, outcome: Outcome) -> _Verdict:
-        if isinstance(outcome, JudgeError):
+        if isinstance(outcome, NoReplyError):
             status = "error"
             problem = str(outcome)
             if outcome.late:
@@ -302,7 +302,7 @@ class JudgePool:
                 except queue.Empty:
                     patience.look(f"the judge at {endpoint.url}. Is it there, and fast enough?")
                     continue
-                if not isinstance(outcome, Reply | JudgeError):
+                if not isinstance(outcome, Reply | NoReplyError):
                     raise outcome
                 patience.answered()
                 found[key] = outcome
