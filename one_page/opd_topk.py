@@ -1,10 +1,10 @@
 """Distillation on one page: a student learns from what a teacher says of the student's answers.
 
-It needs two models with the same tokens, and no rewards. This makes a student that can nearly add,
-and a teacher that can:
+It needs two models with the same tokens, and no rewards. This makes a student that can hardly add,
+and a teacher that can add better:
 
     oxrl train one_page/sft.yaml run.name=start model.name=builtin:tiny
-    oxrl train one_page/sft.yaml run.name=teacher model.name=builtin:tiny run.steps=1500
+    oxrl train one_page/sft.yaml run.name=teacher model.name=builtin:tiny run.steps=500
     python one_page/opd_topk.py
 
 `oxrl train one_page/opd_topk.yaml` computes the same: the same samples, losses, gradients and
@@ -24,15 +24,15 @@ from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys
 from oxrl.functional import token_mean, weighted_sum
 
 MODEL = "runs/start/checkpoints/step_00000150"
-TEACHER = "runs/teacher/checkpoints/step_00001500"
+TEACHER = "runs/teacher/checkpoints/step_00000500"
 DATA = "one_page/sums.jsonl"
 OUT = "runs/one_page_opd_topk"
 SEED = 0
 BATCHES = 200  # of samples; each is learned from in one optimizer step
 PROMPTS = 32  # per batch, each answered once: answers are not compared with each other
 MAX_TOKENS = 3  # two digits and the end; an answer that goes on is cut
-CANDIDATES = 8  # most likely tokens of the teacher, at every place of an answer
-LR = 3e-4
+CANDIDATES = 16  # most likely tokens of the teacher, at every place of an answer
+LR = 1e-3
 ADAM_EPS = 1e-5  # as PPO's code has it: a gradient that is rounding noise should not move a weight
 MAX_NORM = 1.0
 

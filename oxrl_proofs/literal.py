@@ -413,7 +413,6 @@ def _papers() -> dict[str, Paper]:
             correction=b.interpolated_weight,
         ),
         "sgrpo": _like(GROUP, "oxRL, after arXiv:2402.03300", kl=k3_straight_through),
-        "gad": _like(GROUP, "arXiv:2511.10643, whose rewards a discriminator gives"),
         "turn_grpo": _like(GROUP, "arXiv:2505.10978, Eq. 6 and 7", advantage=b.turn_z_score),
         "grpo": _like(
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
@@ -459,6 +458,7 @@ def _papers() -> dict[str, Paper]:
             GROUP, "arXiv:2505.22617", surrogate=clip_cov, chosen=b.some_high_covariances
         ),
         "kl_cov": _like(GROUP, "arXiv:2505.22617", surrogate=kl_cov, chosen=b.largest_covariances),
+        "gad": _like(GROUP, "arXiv:2511.10643: GRPO, a discriminator being the reward"),
         "r3": _like(GROUP, "arXiv:2510.11370: GRPO, the routing being replayed"),
         "kdrl": _like(GROUP, "arXiv:2506.02208", advantage=b.z_score_and_teacher),
         **_distilled(),
@@ -511,7 +511,7 @@ def _distilled() -> dict[str, Paper]:
     plain = replace(GROUP, advantage=batchwise.nothing, surrogate=from_teacher)
     return {
         "opd_topk": _like(plain, "oxRL, after GKD, arXiv:2306.13649"),
-        "gkd": _like(plain, "arXiv:2306.13649, with the estimate of opd_topk"),
+        "gkd": _like(plain, "GKD, arXiv:2306.13649, of what the policy samples"),
         "opsd": _like(plain, "arXiv:2601.18734, with the estimate of opd_topk"),
         "sdpo": _like(plain, "arXiv:2601.20802, with the estimate of opd_topk"),
         "prompt_distil": _like(plain, "arXiv:2209.15189, with the estimate of opd_topk"),

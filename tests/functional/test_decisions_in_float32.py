@@ -51,6 +51,8 @@ def drawn() -> dict[str, Tensor]:
         "loss_weights": torch.ones(shape),
         "top_logprobs": tops,
         "old_top_logprobs": old_tops,
+        "teacher_top_logprobs": old_tops,
+        "teacher_logprobs": logprobs.roll(1),
         "candidate_logprobs": tops,
         "sampled_in_top": chosen,
         "sampled_is_top": chosen,

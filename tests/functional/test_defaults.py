@@ -128,6 +128,8 @@ STATED = [
     Stated("row remax", "kl_coeff", 0.05, 0.05, "authors: ReMax, run_llama2_7b.sh"),
     Stated("row mis", "correction_max", 3.0, 3.0, "second: TRL, vllm_importance_sampling_clip_max"),
     Stated("row icepop", "correction_max", 5.0, 5.0, "paper 2510.18855"),
+    Stated("row gkd", "divergence_alpha", 0.5, 0.5, "second: TRL, GKDConfig, beta"),
+    Stated("feature given_rows", "gkd_lambda", 0.5, 0.5, "second: TRL, GKDConfig, lmbda"),
     Stated("row kdrl", "teacher_coeff", 5e-3, 5e-3, "paper 2506.02208, second-hand"),
     Stated("row kdrl", "teacher_coeff_end", 1e-3, 1e-3, "paper 2506.02208, second-hand"),
     Stated("row sdpo", "divergence_alpha", 0.5, 0.5, "paper 2601.20802, by TRL's index; 1 in TRL's config"),
@@ -220,6 +222,8 @@ OWN: dict[Key, str] = {
     ("feature critic", "critic_lr"): NO_NUMBER,
     ("feature critic", "critic_warmup_steps"): NO_NUMBER,
     ("feature dynamic_sampling", "sampling_rounds"): "a bound on what a step may cost",
+    ("feature discriminator", "discriminator_lr"): NO_NUMBER,
+    ("feature discriminator", "discriminator_warmup_steps"): NO_NUMBER,
     ("feature overlong_penalty", "overlong_buffer"): "DAPO's share of its own limit, 4096 / 20480",
     ("feature positive_nll", "nll_coeff"): "a row with the feature brings its own",
     ("feature top_logprobs", "top_candidates"): "of SimKO above; DPPO's needs more",
@@ -233,7 +237,7 @@ OWN: dict[Key, str] = {
         (f"row {name}", "clip_high"): CLIP_HIGHER
         for name in (
             "maxrl", "pkpo", "iqr_grpo", "pass_k_training", "tis", "mis", "icepop", "geometric_rejection",
-            "k3_rejection", "veto", "opsm", "r3", "kdrl",
+            "k3_rejection", "veto", "opsm", "r3", "kdrl", "gad",
         )
     },
     **{("kl " + name, "kl_coeff"): NO_REFERENCE_BY_CELL

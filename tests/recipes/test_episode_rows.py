@@ -56,7 +56,8 @@ OF_SEQUENCES = (
     "opsm",
 )
 UNBUILT = ("rspo", "r3")
-TAUGHT = [row.name for row in ROWS.values() if {"teacher", "teacher_top"} & {*row.needs}]
+TEACHERS = {"teacher", "teacher_top", "discriminator"}
+TAUGHT = [row.name for row in ROWS.values() if TEACHERS & {*row.needs}]
 RANDOM = ("clip_cov",)  # chooses tokens by noise that is laid out as the batch is
 APART = (*OF_SEQUENCES, *UNBUILT, *TAUGHT, *RANDOM)
 # Of the reward, for the rows that compare them one by one, with their weights.
