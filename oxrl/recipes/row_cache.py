@@ -1,4 +1,4 @@
-"""Numbers that a model which stays as it is has for rows: computed once per run directory, kept."""
+"""Numbers that a model which stays as it is says of rows: computed once per run, and kept."""
 
 from __future__ import annotations
 

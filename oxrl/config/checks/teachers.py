@@ -26,7 +26,7 @@ SERVERS = "such as http://localhost:8000/v1"
 
 
 class Condition(NamedTuple):
-    """The condition under which fields of a teacher are read, as the end of a sentence."""
+    """When fields of a teacher are read, as the end of a sentence."""
 
     fields: tuple[str, ...]
     holds: Callable[[Teacher], bool]
@@ -84,7 +84,7 @@ def check_teachers(cfg: Config) -> Problems:
 
 
 def check_text_alone(cfg: Config) -> Problems:
-    """Make sure that given answers are texts, and one for a prompt.
+    """Given answers are texts, and one for a prompt.
 
     Args:
         cfg: of a run with a discriminator, or with given rows.
