@@ -32,27 +32,27 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 361_350,
-    "packages": 87_400,
+    "the core": 363_000,
+    "packages": 98_150,
     ".": 7_900,
-    "assembly": 17_300,
+    "assembly": 19_000,
     "checkpoint": 10_500,
     "cli": 5_900,
     "commands": 15_450,
-    "config": 28_350,
+    "config": 31_500,
     "data": 32_450,
     "engines": 63_600,
     "environments": 5_900,
-    "functional": 28_300,
+    "functional": 29_550,
     "modelfiles": 6_400,
     "models": 19_650,
-    "plan": 10_500,
+    "plan": 11_100,
     "recipes": 24_550,
     "report": 3_950,
     "rewards": 14_900,
     "rollouts": 23_650,
     "runs": 22_550,
-    "tables": 8_100,
+    "tables": 9_000,
     "usercode": 12_250,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
@@ -61,6 +61,7 @@ MOST_NODES = {
     "oxrl_robots": 8_000,
     "oxrl_sandbox": 19_350,
     "oxrl_schedules": 1_800,
+    "oxrl_teachers": 11_350,
     "oxrl_stats": 12_100,
     "oxrl_trackers": 2_750,
     "oxrl_proofs": 28_200,
@@ -86,7 +87,7 @@ MOST_ARGUMENTS = 7
 # aim is 5,500 and 70.
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
-DRIVER_NODES = 8_250
+DRIVER_NODES = 8_300
 DRIVER_BRANCHES = 71
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
@@ -96,7 +97,7 @@ ITERATION_BRANCHES = 50
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 112
+MOST_INNER_IMPORTS = 117
 
 COLLECTIONS = {
     "Callable",
