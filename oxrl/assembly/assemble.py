@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel
 
-from oxrl.assembly.assembly import Assembly, Engines, Limits
+from oxrl.assembly.assembly import FIRST_RATIO_TOLERANCE, Assembly, Engines, Limits
 from oxrl.assembly.reward_pools import start_rewards
 from oxrl.checkpoint import Saved
 from oxrl.config import Config
@@ -60,9 +60,6 @@ if TYPE_CHECKING:
     from oxrl.recipes.scored_answers import Evaluation
     from oxrl.recipes.session import Session
 
-# Old log-probabilities come from the same weights by the same code; only padding widths differ
-# between the two passes.
-FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 # Needs of a row that are met by its configuration alone.
 NOTHING_ADDED = {GROUPS.name, BINARY_REWARDS.name}
 

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from oxrl.assembly.assemble import FIRST_RATIO_TOLERANCE
-from oxrl.assembly.assembly import Assembly
+from oxrl.assembly.assembly import FIRST_RATIO_TOLERANCE, Assembly
 from oxrl.config.sections.model import Teacher as Asked
 from oxrl.engines.train import Part, Scorer
 from oxrl.entry_points import TEACHER_ENGINES, own_function

@@ -46,7 +46,7 @@ ABSENT = -1e4
 
 
 class Share(NamedTuple):
-    """What tokens add to a divergence, of any shape: `value` is g, `weight` is w."""
+    """The part of a divergence that tokens add, of any shape: `value` is g, `weight` is w."""
 
     value: Tensor
     weight: Tensor
@@ -57,7 +57,7 @@ Divergence = Callable[[Tensor, Tensor], Share]
 
 
 class Told(NamedTuple):
-    """What both models say of some tokens of every position, [B, T, N] nats, the policy's with
+    """The words of both models on some tokens of every position, [B, T, N] nats, the policy's with
     gradient.
     """
 

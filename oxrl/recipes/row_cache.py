@@ -1,4 +1,4 @@
-"""What a model that stays as it is says of rows: computed once per run directory, and kept."""
+"""Numbers that a model which stays as it is says of rows: computed once per run, and kept."""
 
 from __future__ import annotations
 

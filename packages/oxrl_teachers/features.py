@@ -1,4 +1,4 @@
-"""What teachers say of the sampled tokens, as an advantage and as candidates of a divergence."""
+"""Answers of teachers on the sampled tokens, as an advantage and as candidates of a divergence."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class GivenRows(Feature):
 
 
 class KeptCandidates:
-    """What a teacher says of the rows of a file: its most likely tokens at every trained one.
+    """The most likely tokens of a teacher at every trained one of the rows of a file.
 
     It is asked about each row once, in the order in which rows are drawn and so many at a time,
     wherever a run was stopped.

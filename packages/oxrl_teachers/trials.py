@@ -1,4 +1,4 @@
-"""What is tried of a teacher before a run: whether its tokens and its answers can be relied on."""
+"""Trials of a teacher before a run: whether its tokens and its answers can be relied on."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def compare_with_itself(
 
 
 def _said(field: str, scorer: Scorer, rows: Sequence[TokenIds], pad_id: int) -> Tensor:
-    """What a scorer says of the tokens of rows, in nats, one after another."""
+    """Ask a scorer about the tokens of rows, in nats, one after another."""
     trained = [[place > 0 for place in range(len(row))] for row in rows]
     batch = to_token_batch(rows, trained, pad_id)
     said = scorer.forward(batch, frozenset({"logprobs"}))

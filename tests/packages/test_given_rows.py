@@ -36,6 +36,7 @@ from oxrl_teachers.given_rows import (
     KeptCandidates,
     about_teacher,
     given_loss,
+    row_keys,
 )
 from support.killed_runs import DEADLINE_S, killed_until_done, run_in_child, start_run
 from support.small_runs import check_same, final_files, metric_lines, rl_config
@@ -289,6 +290,36 @@ def test_what_a_teacher_says_depends_on_its_weights_and_on_what_is_said_of_it() 
     assert len({known, *others}) == 4
     elsewhere: Any = object()
     assert about_teacher(Teacher(elsewhere, frozenset(), None, "big 1.0")).startswith("big 1.0")
+
+
+def test_rows_are_told_apart_by_their_tokens_and_by_those_that_are_trained() -> None:
+    inputs = batch_of([0, 0, 1]).inputs
+    fewer = inputs.response_mask.clone()
+    fewer[1, 2] = False
+    keys = row_keys(replace(inputs, response_mask=fewer))
+    assert len(set(keys)) == 3
+    assert row_keys(batch_of([0, 2]).inputs)[0] == keys[0]  # in a wider batch
+
+
+def test_a_run_finds_answers_by_teacher_candidates_temperature_and_rows(tmp_path: Path) -> None:
+    def names(name: str, **sections: dict[str, Any]) -> frozenset[str]:
+        cfg = gkd(tmp_path, name, run={"steps": 1, "checkpoint_every": 0}, **sections)
+        if name == "rows":
+            chats = tmp_path / "chats.jsonl"
+            chats.write_text(chats.read_text().replace('"completion": "5"', '"completion": "6"', 1))
+        run(cfg)
+        return frozenset(kept_in(cfg))
+
+    first = names("first")
+    others = (
+        names("candidates", train={"teacher_candidates": 4}),
+        names("temperature", rollout={"temperature": 0.7, "n_samples": 2}),
+        names("teacher", model={"teachers": {"big": {"name": "builtin:small"}}}),
+        names("weights", model={"teachers": {"other": {"name": "builtin:tiny"}}}),
+        names("rows"),
+    )
+    assert first == names("again", train={"lr": 1e-2})
+    assert len({first, *others}) == 6
 
 
 # --- A step.

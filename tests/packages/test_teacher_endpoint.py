@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -20,12 +21,13 @@ from transformers import PreTrainedModel
 
 from oxrl.data.batching import to_token_batch
 from oxrl.errors import ConfigError, DeadlineError, EngineError, Stopped
-from oxrl.runs.waiting import no_stop
+from oxrl.runs.waiting import Patience, no_stop
 from oxrl.tables.watch import Deadlines
 from oxrl.types import Output, TokenBatch
 from oxrl_graders.judge import endpoint as transport
 from oxrl_graders.judge.endpoint import Client
 from oxrl_teachers import endpoint
+from oxrl_teachers.elsewhere import await_all
 from oxrl_teachers.endpoint import EndpointTeacher
 from support.judge_server import Answer, Json, JudgeServer, judge_server, refused
 from support.samplers import TOKENIZER, lively
@@ -194,6 +196,20 @@ def test_a_token_that_is_as_likely_as_a_candidate_is_no_candidate(server: JudgeS
     assert said is not None and said[:, 1].tolist() == [[7, 8]] * 3
 
 
+def test_a_probability_of_0_is_a_small_one(server: JudgeServer) -> None:
+    """Its logarithm would make every gradient NaN."""
+
+    def impossible(entries: Entries, request: Json) -> Any:
+        named = ("7", "8", str(request["prompt"][1]))
+        return [None, {name: {"logprob": -math.inf if name != "7" else 0.0} for name in named}]
+
+    server.answer = twisted(model(), impossible)
+    said = teacher(server.url).forward(batch([[1, 90]]), want(2))
+    assert said.logprobs is not None and said.top_logprobs is not None
+    assert said.logprobs[0, 1] == -9999.0
+    assert said.top_logprobs[0, 1].tolist() == [0.0, -9999.0]
+
+
 def of_each(change: Callable[[Json, str], object]) -> Callable[[Entries, Json], Any]:
     """Change what is said of the second place, given its own token."""
 
@@ -315,6 +331,34 @@ def test_a_server_that_is_gone_is_soon_given_up(server: JudgeServer) -> None:
     assert len(server.requests) <= 100 + 2 * endpoint.AT_ONCE
 
 
+def test_a_server_that_comes_back_is_asked_again_where_it_fails(server: JudgeServer) -> None:
+    right = server.answer
+    asked = teacher(server.url, retries=1)
+    server.answer = lambda request: refused(503, "gone")
+    asked.forward(batch(), want(1))
+    server.answer = right
+    assert_true(asked.forward(batch(), want(1)), batch(), 1)
+    once = iter([refused(503)])
+    server.answer = lambda request: next(once, None) or right(request)
+    assert_true(asked.forward(batch(), want(1)), batch(), 1)
+
+
+def test_a_deadline_is_of_the_next_answer() -> None:
+    futures = [Future[None]() for _ in range(20)]
+
+    def answer() -> None:
+        for future in futures:
+            time.sleep(0.1)
+            future.set_result(None)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    await_all(futures, Patience(deadline_s=1.5), "answers")
+    thread.join()
+    with pytest.raises(DeadlineError, match="for an answer"):
+        await_all([Future[None]()], Patience(deadline_s=0.1), "an answer")
+
+
 def drip(listening: socket.socket, over: threading.Event) -> None:
     """Answer a byte now and then, for ever."""
     with suppress(OSError):
@@ -394,6 +438,7 @@ def test_what_nobody_asks_for_is_forgotten(
     asked = teacher(server.url, candidates=1)
     for place in range(20):
         asked.begin((1, place, 2))
+        assert len(asked._asked) == min(place + 1, 8)
     inputs = batch([[1, place, 2] for place in range(20)])
     assert_true(asked.forward(inputs, want(1)), inputs, 1)
     assert len(asked._asked) == 0

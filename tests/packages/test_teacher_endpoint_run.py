@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,15 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import ConfigError, EngineError
 from oxrl.models.load import load_policy
+from oxrl.types import TokenIds
 from oxrl_graders.judge import endpoint as transport
-from support.command_line import oxrl
+from oxrl_teachers.endpoint import EndpointTeacher
+from support.command_line import Command, oxrl
 from support.judge_server import Answer, Json, JudgeServer, refused
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.teacher_server import completion, teacher_server
+
+TWO_STEPS = "run.steps=2"
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +52,28 @@ def served(server: JudgeServer, **more: str) -> Json:
     return {"name": "tiny", "engine": "endpoint", "url": server.url, **more}
 
 
-@pytest.mark.parametrize("algorithm", ["opd", "opd_topk", "kdrl"])
+@pytest.mark.parametrize(
+    "algorithm", ["opd", "opd_topk", pytest.param("kdrl", marks=pytest.mark.full)]
+)
 def test_a_run_is_that_of_a_local_teacher_with_the_same_weights(
-    tmp_path: Path, folder: Path, server: JudgeServer, algorithm: str
+    tmp_path: Path,
+    folder: Path,
+    server: JudgeServer,
+    algorithm: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    begun: list[TokenIds] = []
+    begin = EndpointTeacher.begin
+
+    def counted(self: EndpointTeacher, row: TokenIds) -> None:
+        begun.append(row)
+        begin(self, row)
+
+    monkeypatch.setattr(EndpointTeacher, "begin", counted)
     numbers = {"teacher_candidates": 5} if algorithm == "opd_topk" else {}
     train = {"alg_name": algorithm, **numbers}
-    local = taught(tmp_path / "local", "run", {"name": str(folder)}, train=train)
-    other = taught(tmp_path / "other", "run", served(server), train=train)
+    local = taught(tmp_path / "local", "run", {"name": str(folder)}, TWO_STEPS, train=train)
+    other = taught(tmp_path / "other", "run", served(server), TWO_STEPS, train=train)
     run(local)
     run(other)
     pairs = zip(metric_lines(local.run.directory), metric_lines(other.run.directory), strict=True)
@@ -69,7 +90,8 @@ def test_a_run_is_that_of_a_local_teacher_with_the_same_weights(
     tried, *others = server.requests
     assert tried["prompt_logprobs"] == numbers.get("teacher_candidates", 0)
     # Every sample is asked for once, while others are sampled: alone, in a batch and twice before.
-    assert len(others) <= 3 * 3 + 4 * 16
+    assert len(begun) == 2 * 16
+    assert len(others) <= 3 * 3 + 2 * 16
 
 
 def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
@@ -85,7 +107,7 @@ def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
 
     server.answer = answer
     fails_always = False
-    cfg = taught(tmp_path / "some", "run", served(server), "run.steps=2")
+    cfg = taught(tmp_path / "some", "run", served(server), TWO_STEPS)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert all(1 <= line["teacher/left_out"] <= 8 for line in lines)
@@ -93,7 +115,7 @@ def test_rows_that_fail_are_left_out_and_counted_and_too_many_end_the_run(
     assert "400 not this one" in (cfg.run.directory / "run.log").read_text()
     fails_always = True
     server.requests.clear()
-    cfg = taught(tmp_path / "all", "run", served(server), "run.steps=2")
+    cfg = taught(tmp_path / "all", "run", served(server), TWO_STEPS)
     with pytest.raises(EngineError, match="16 of 16 rows of a step have no answer of their"):
         run(cfg)
 
@@ -124,6 +146,32 @@ def test_a_server_that_dies_ends_the_run_which_goes_on_at_another(
     ours, theirs = final_files(cfg.run.directory), final_files(whole.run.directory)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+@pytest.mark.full
+def test_a_signal_ends_the_wait_for_a_server_that_hangs(
+    tmp_path: Path, server: JudgeServer
+) -> None:
+    right = server.answer
+    over = threading.Event()
+
+    def hangs(request: Json) -> Answer:
+        if len(server.requests) > 10 + 16:
+            over.wait(100)
+        return right(request)
+
+    server.answer = hangs
+    cfg = taught(tmp_path, "run", served(server))
+    process = Command("train", tmp_path / "run.yaml", "~reward.name", folder=tmp_path)
+    deadline = time.monotonic() + 120
+    while len(server.requests) <= 10 + 16:
+        assert process.returncode is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
+    over.set()
+    run(cfg, resume=True)
+    assert len(metric_lines(cfg.run.directory)) == 4
 
 
 def test_a_key_is_in_no_file_of_a_run(

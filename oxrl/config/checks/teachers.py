@@ -84,7 +84,7 @@ def check_teachers(cfg: Config) -> Problems:
 
 
 def check_text_alone(cfg: Config) -> Problems:
-    """What is learned from are given answers: texts, and one for a prompt.
+    """Given answers are texts, and one for a prompt.
 
     Args:
         cfg: of a run with a discriminator, or with given rows.
