@@ -288,7 +288,12 @@ def follow_on_rank(cfg: Config, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["local", "fsdp", pytest.param("deepspeed", marks=needs_deepspeed)]
+    "backend",
+    [
+        "local",
+        pytest.param("fsdp", marks=pytest.mark.full),
+        pytest.param("deepspeed", marks=needs_deepspeed),
+    ],
 )
 def test_an_average_that_ranks_share_follows_as_one_of_one_process(
     backend: str, tmp_path: Path
