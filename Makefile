@@ -137,7 +137,7 @@ env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM o
 
 OF_SCALE = tests/engines tests/assembly/test_roles.py tests/rollouts/test_columns.py tests/rollouts/test_episode_faults.py \
   tests/rollouts/test_scored_meanwhile.py tests/packages/test_judge_vllm.py \
-  tests/packages/test_teacher_endpoint.py tests/packages/test_teacher_vllm.py
+  tests/packages/test_teacher_endpoint.py tests/packages/test_teacher_vllm.py tests/packages/test_self_distillation.py
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
 	$(SCALE)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(OF_SCALE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,10 +71,14 @@ class AsksTeachers(Feature):
         self._early = {
             name: teacher.scorer
             for name, teacher in given.teachers.items()
-            if isinstance(teacher.scorer, AsksEarly)
+            if isinstance(teacher.scorer, AsksEarly) and teacher.hint is None
         }
         if self._early and not given.plays:  # rows of episodes are known when they are laid out
             self.heard = self._begin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to training ranks with the policy's loss, in which it has no part."""
+        return {}
 
     def on_sampled(self, rollouts: Rollouts) -> None:
         """Keep what the rows of the step were made of."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,11 +28,12 @@ from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError, DataError
 from oxrl.modelfiles.builtin import VOCABULARY, builtin_policy, builtin_tokenizer
 from oxrl.plan.preflight import Prepared, examine
-from oxrl.recipes.features.base import Hint
+from oxrl.recipes.features.base import Hint, Teacher
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 from oxrl_teachers import templates
 from oxrl_teachers.asking import follow
+from oxrl_teachers.features import TeacherTop
 from oxrl_teachers.hints import HintedRows, check_template
 from support.command_line import oxrl
 from support.killed_runs import killed_until_done, uninterrupted
@@ -286,7 +288,12 @@ def follow_on_rank(cfg: Config, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["local", "fsdp", pytest.param("deepspeed", marks=needs_deepspeed)]
+    "backend",
+    [
+        "local",
+        pytest.param("fsdp", marks=pytest.mark.full),
+        pytest.param("deepspeed", marks=needs_deepspeed),
+    ],
 )
 def test_an_average_that_ranks_share_follows_as_one_of_one_process(
     backend: str, tmp_path: Path
@@ -314,6 +321,32 @@ def test_an_average_that_ranks_share_follows_as_one_of_one_process(
         assert weight.dtype == torch.float32
         policy = (start[name].bfloat16() + 0.5).float()
         assert torch.allclose(weight, start[name].lerp(policy, 0.25), atol=1e-6)
+
+
+def test_ranks_are_sent_nothing_of_what_is_asked() -> None:
+    """The loss is, with every feature of it, in every step."""
+    feature = TeacherTop.__new__(TeacherTop)
+    feature.teachers = {"self": Teacher(cast("Any", lambda: None), frozenset())}
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle.dumps(feature.teachers)
+    assert not vars(pickle.loads(pickle.dumps(feature)))
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: `make test-scale`")
+def test_ray_ranks_learn_from_themselves_what_one_process_learns(tmp_path: Path) -> None:
+    alone = config(tmp_path / "alone", "run", {"ema": 0.3})
+    ranks: dict[str, Any] = {"run": {"training_gpus": 2}, "inference_engine": {"actors": 1}}
+    shared = config(tmp_path / "ray", "run", {"ema": 0.3}, train={"backend": "fsdp"}, **ranks)
+    found: list[dict[str, Tensor]] = []
+    for cfg in (alone, shared):
+        run(cfg)
+        found.append(load_file(checkpoint(cfg, STEPS) / "teacher.self" / "model.safetensors"))
+    one, two = found
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+    lines = [metric_lines(cfg.run.directory) for cfg in (alone, shared)]
+    for name in ("teacher/divergence", "teacher/left_out", "update/grad_norm"):
+        values = [[line[name] for line in own] for own in lines]
+        assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
 @pytest.mark.timeout(600)
