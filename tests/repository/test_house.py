@@ -32,8 +32,8 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 363_000,
-    "packages": 98_150,
+    "the core": 365_000,
+    "packages": 100_000,
     ".": 7_900,
     "assembly": 19_000,
     "checkpoint": 10_500,
@@ -43,7 +43,7 @@ MOST_NODES = {
     "data": 32_450,
     "engines": 63_600,
     "environments": 5_900,
-    "functional": 29_550,
+    "functional": 30_500,
     "modelfiles": 6_400,
     "models": 19_650,
     "plan": 11_100,
@@ -53,7 +53,7 @@ MOST_NODES = {
     "rollouts": 23_650,
     "runs": 22_550,
     "tables": 9_000,
-    "usercode": 12_250,
+    "usercode": 12_300,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
     "oxrl_features": 3_550,
@@ -61,7 +61,7 @@ MOST_NODES = {
     "oxrl_robots": 8_000,
     "oxrl_sandbox": 19_350,
     "oxrl_schedules": 1_800,
-    "oxrl_teachers": 11_350,
+    "oxrl_teachers": 12_000,
     "oxrl_stats": 12_100,
     "oxrl_trackers": 2_750,
     "oxrl_proofs": 28_200,
