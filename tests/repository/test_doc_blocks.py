@@ -110,6 +110,7 @@ NOT_EXECUTED = {
 ALTERNATIVES = {("README.md", "oxrl plan")}
 # What the parts of configurations on the pages name.
 FILES = {
+    "answers.jsonl": '{"prompt": "1+1=", "completion": "2"}\n',
     "guess.py": "class Guess:\n    def reset(self, prompt, seed): ...\n    def step(self, text): ...\n",
     "my_libero.py": "class Libero:\n    def reset(self, prompt, seed): ...\n    def step(self, text): ...\n",
     "shop.py": "def price(what: str) -> int:\n    '''What a thing costs.'''\n    return 1\n",
