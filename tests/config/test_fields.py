@@ -40,6 +40,8 @@ SECOND: dict[str, Any] = {
     "model.name": "builtin:small",
     "model.chat_template": "template.jinja",
     "model.attention": "eager",
+    "model.teachers": {"big": {"name": "builtin:tiny"}},
+    "data.given_rows": "data/other.jsonl",
     "data.train": "data/other.jsonl",
     "train.mix": {"nll": 0.5},
     "data.image_roots": ".",
@@ -253,7 +255,7 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
     )
     section, _, name = path.partition(".")
     found = getattr(getattr(changed, section), name)
-    if path == "reward.parts":
+    if path in ("reward.parts", "model.teachers"):
         found = {key: part.model_dump(exclude_unset=True) for key, part in found.items()}
     assert found == value
     assert dump_config(changed) != dump_config(base)

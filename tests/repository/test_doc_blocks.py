@@ -118,6 +118,7 @@ FILES = {
     "my_rewards.py": "def format(prompt, completion): return 1.0\ndef stricter(prompt, completion): return 0.5\n",
     "my_judge.py": "def score(prompt, completion): return 1.0\n",
     "my_gate.py": "def tanh_gate(*tensors, correction=None, reach): ...\n",
+    "hint.jinja": "The answer is {{ answer }}. {{ prompt }}",
     "passages.jsonl": '{"text": "one"}\n',
 }
 

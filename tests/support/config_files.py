@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from oxrl.config.checks.algorithm import AT_RATIO_ONE
-from oxrl.tables.cells import REWARD_PARTS
-from oxrl.tables.policy import ROWS
+from oxrl.tables.cells import PROMPTED_SELF, REWARD_PARTS, TEACHER, TEACHER_TOP
+from oxrl.tables.policy import ROWS, Row
 
 # Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings.
 QWEN25 = {
@@ -66,6 +66,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def with_teachers(row: Row, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Sections with what a row that learns from a teacher cannot do without."""
+    if not (row.has(TEACHER) or row.has(TEACHER_TOP)):
+        return sections
+    (folder / "hint.jinja").write_text("Briefly. {{ prompt }}")
+    (folder / "data" / "given.jsonl").write_text('{"prompt": "1+1?", "completion": "2"}\n' * 10)
+    own: dict[str, Any] = {"own": {"prompt": "hint.jinja"}}
+    other: dict[str, Any] = {"big": {"name": "builtin:small"}}
+    model = sections["model"] | {"teachers": own if row.has(PROMPTED_SELF) else other}
+    found = sections | {"model": model}
+    if row.name == "gkd":
+        found["data"] = {"given_rows": "data/given.jsonl"} | sections["data"]
+    return found
+
+
 @pytest.fixture
 def write(folder: Path) -> Callable[..., Path]:
     """`write(train={"lr": 1e-5})` writes BASE with those fields changed; a field set to Ellipsis is
@@ -86,6 +101,8 @@ def write(folder: Path) -> Callable[..., Path]:
             merged["reward"] = {"parts": {"right": {"name": "math"}, "form": {"name": "format"}}}
         if row is not None and row.gate in AT_RATIO_ONE:
             merged["train"] = {"epochs": 2} | merged["train"]
+        if row is not None and "teachers" not in merged["model"]:
+            merged = with_teachers(row, merged, folder)
         lines: list[str] = []
         for section, fields in merged.items():
             lines.append(f"{section}:")

@@ -26,7 +26,7 @@ SERVERS = "such as http://localhost:8000/v1"
 
 
 class Condition(NamedTuple):
-    """When fields of a teacher are read, as the end of a sentence."""
+    """The condition under which fields of a teacher are read, as the end of a sentence."""
 
     fields: tuple[str, ...]
     holds: Callable[[Teacher], bool]
