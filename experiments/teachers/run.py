@@ -41,7 +41,7 @@ EVAL_SAMPLES = 2
 EVAL_EVERY = 5
 GROUP = 8
 CANDIDATES = 8
-ARMS = ("opd_topk", "opd", "sgrpo", "other sums", "sft")
+ARMS = ("opd_topk", "opd", "sgrpo", "other sums", "supervised")
 OTHER = "other"
 
 
@@ -73,7 +73,7 @@ class Seed:
         self.folder = folder
         self.samples = samples
         self.steps = steps
-        self.shared = [f"run.seed={seed}", "run.health={nothing-trained: off}"]
+        self.shared = [f"run.seed={seed}", "run.console=quiet"]
         PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
         self.train = folder / "data/rl.jsonl"
         self._add_other_sums(seed)
@@ -102,11 +102,12 @@ class Seed:
             f"run.dir={directory}",
             f"run.steps={self.steps}",
             "run.checkpoint_every=0",
+            "run.health={nothing-trained: off}",
             f"model.name={self.warm}",
             f"data.eval={self.folder / 'data/eval.jsonl'}",
             f"run.eval_every={EVAL_EVERY}",
         ]
-        supervised = name == "sft"
+        supervised = name == "supervised"
         recipe = QUICKSTART / ("sft.yaml" if supervised else "rl.yaml")
         own = self._supervised() if supervised else self._rl(name)
         cfg = load_config(recipe, [*given, *own])
