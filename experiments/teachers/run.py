@@ -59,12 +59,12 @@ class Found:
     curve: dict[int, float] = field(default_factory=dict)
 
 
-class Seed:
-    """Data, warm start and teacher of one seed, and the runs from there.
+class Study:
+    """Data, warm start and teacher as of the quickstart, and the runs from there.
 
     Args:
         folder: for everything.
-        seed: of data, models and runs.
+        seed: of data, warm start and teacher.
         samples: of a step.
         steps: of every arm.
     """
@@ -94,9 +94,11 @@ class Seed:
         self.train.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (self.folder / "other.jinja").write_text("{{ other }}")
 
-    def arm(self, name: str) -> Found:
-        """Train one arm, and measure it on held-out sums."""
-        directory = self.folder / name.replace(" ", "_")
+    def arm(self, name: str, seed: int) -> Found:
+        """Train one arm with a seed of its own, and measure it on held-out sums."""
+        self.shared[0] = f"run.seed={seed}"
+        label = f"{name.replace(' ', '_')}_{seed}"
+        directory = self.folder / label
         given = [
             *self.shared,
             f"run.dir={directory}",
@@ -104,8 +106,6 @@ class Seed:
             "run.checkpoint_every=0",
             "run.health={nothing-trained: off}",
             f"model.name={self.warm}",
-            f"data.eval={self.folder / 'data/eval.jsonl'}",
-            f"run.eval_every={EVAL_EVERY}",
         ]
         supervised = name == "supervised"
         recipe = QUICKSTART / ("sft.yaml" if supervised else "rl.yaml")
@@ -124,7 +124,7 @@ class Seed:
             for line in lines
             if "eval/reward" in line
         }
-        found = self.measured(newest(directory), name)
+        found = self.measured(newest(directory), label)
         found.seconds = spent - evaluating
         found.curve = curve
         return found
@@ -134,6 +134,8 @@ class Seed:
         size = GROUP if groups else 1
         given = [
             f"data.train={self.train}",
+            f"data.eval={self.folder / 'data/eval.jsonl'}",
+            f"run.eval_every={EVAL_EVERY}",
             f"data.prompts_per_step={self.samples // size}",
             f"rollout.n_samples={size}",
             f"rollout.eval_samples={EVAL_SAMPLES}",
@@ -155,9 +157,6 @@ class Seed:
             f"data.rows_per_step={self.samples}",
             "train.lr=3e-4",
             "train.warmup_steps=0",
-            "reward.name=exact",
-            "rollout.max_tokens=6",
-            f"rollout.eval_samples={EVAL_SAMPLES}",
         ]
 
     def _teachers_answers(self) -> Path:
@@ -168,6 +167,9 @@ class Seed:
         repeated = [lines[place % len(lines)] for place in range(rows)]
         asked.write_text("".join(line + "\n" for line in repeated))
         said = self.folder / "said.jsonl"
+        path = self.folder / "taught.jsonl"
+        if path.exists():
+            return path
         given = [
             *self.shared,
             f"model.name={self.teacher}",
@@ -176,16 +178,15 @@ class Seed:
         ]
         run_eval(QUICKSTART / "rl.yaml", given, samples=1, temperature=1.0, out=said)
         answers = [json.loads(line) for line in said.read_text().splitlines()]
-        path = self.folder / "teacher_answers.jsonl"
         with path.open("w") as file:
             for answer in answers:
                 row = {"prompt": answer["prompt"], "completion": answer["response"]}
                 file.write(json.dumps(row) + "\n")
         return path
 
-    def measured(self, model: Path, name: str) -> Found:
+    def measured(self, model: Path, label: str) -> Found:
         """Sample answers of a model to all held-out sums."""
-        out = self.folder / f"{name.replace(' ', '_')}_answers.jsonl"
+        out = self.folder / f"{label}_answers.jsonl"
         given = [
             *self.shared,
             f"model.name={model}",
@@ -216,19 +217,16 @@ def reached(curve: dict[int, float], bound: float) -> str:
     return f"{found[0]:,}" if found else "-"
 
 
-def study(folder: Path, seed: int, samples: int, steps: int) -> None:
-    """All arms of one seed."""
-    made = Seed(folder, seed, samples, steps)
-    teacher = made.measured(made.teacher, "teacher")
-    row(seed, "warm start", made.measured(made.warm, "warm").told, "-", "-", "-")
-    row(seed, "teacher", teacher.told, "-", "-", "-")
+def compare(made: Study, teacher: Found, seed: int) -> None:
+    """All arms with one seed."""
     found: dict[str, Found] = {}
     for name in ARMS:
-        found[name] = made.arm(name)
+        found[name] = made.arm(name, seed)
         arm = found[name]
-        halfway = arm.curve.get(samples * steps // 2, float("nan"))
+        halfway = arm.curve.get(made.samples * made.steps // 2)
         at = reached(arm.curve, 0.9 * teacher.value / 100)
-        row(seed, name, arm.told, f"{100 * halfway:.1f}", at, f"{arm.seconds:.0f}")
+        half = "-" if halfway is None else f"{100 * halfway:.1f}"
+        row(seed, name, arm.told, half, at, f"{arm.seconds:.0f}")
     asked = [read_answers(found[name].answers) for name in ("opd_topk", "sgrpo")]
     gap = compared("sums", *asked).gap
     told = f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
@@ -238,15 +236,20 @@ def study(folder: Path, seed: int, samples: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What is a teacher worth on small batches?")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--start", type=int, default=0, help="seed of warm start and teacher")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("runs/teachers"))
     chosen = parser.parse_args()
     row("seed", "arm", "accuracy", "at half time", "samples to 90 % of the teacher", "cpu s")
     row(*6 * ["---"])
+    folder = chosen.out / f"start_{chosen.start}_{chosen.samples}_samples"
+    made = Study(folder, chosen.start, chosen.samples, chosen.steps)
+    row("-", "warm start", made.measured(made.warm, "warm").told, "-", "-", "-")
+    teacher = made.measured(made.teacher, "teacher")
+    row("-", "teacher", teacher.told, "-", "-", "-")
     for seed in range(1, 1 + chosen.seeds):
-        folder = chosen.out / f"{chosen.samples}_samples" / f"seed_{seed}"
-        study(folder, seed, chosen.samples, chosen.steps)
+        compare(made, teacher, seed)
 
 
 if __name__ == "__main__":
