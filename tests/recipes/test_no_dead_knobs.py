@@ -241,6 +241,7 @@ SUPERVISED: dict[str, tuple[Sections, Any]] = {
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
+    "data.given_rows": "what is learned: tests/packages/test_given_rows.py",
     "data.image_roots": "where images may lie: tests/data/test_images.py",
     "data.image_max_pixels": "what the model is shown: the same file",
     "data.image_max_side": "which images are refused: the same file",

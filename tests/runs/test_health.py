@@ -48,6 +48,10 @@ SHOWN: dict[str, Metrics] = {
     "stale-samples": {"data/staleness_mean": 5.0},
     "large-updates": {"update/update_norm_ratio": 0.2},
     "nothing-trained": {"data/empty_steps": 1.0},
+    "unlike-teacher": {"teacher/overlap": 0.49},
+    "unseen-by-teacher": {"teacher/mass": 0.49},
+    "lost-prefix": {"teacher/gap_first": -0.5, "teacher/gap_last": -1.6},
+    "clamped-teacher": {"teacher/clamped_frac": 0.1},
 }
 # The same checks on what a run shows that learns: each just short of its threshold.
 HEALTHY: Metrics = FINE | {
@@ -70,6 +74,11 @@ HEALTHY: Metrics = FINE | {
     "kl/ref_k3": 0.9,
     "mismatch/kl_k3": 0.009,
     "preference/displacement": 0.05,
+    "teacher/overlap": 0.5,
+    "teacher/mass": 0.5,
+    "teacher/gap_first": -0.5,
+    "teacher/gap_last": -1.4,
+    "teacher/clamped_frac": 0.09,
     "monitor/gap_low": 0.05,
     "monitor/grader": 0.6,
 }
