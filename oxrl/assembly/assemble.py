@@ -25,7 +25,7 @@ from oxrl.engines.sample.sampler import OnFinished, ignore
 from oxrl.engines.train import Models, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff
 from oxrl.entry_points import is_ours
-from oxrl.errors import required
+from oxrl.errors import InvariantError, required
 from oxrl.modelfiles.dims import model_dims
 from oxrl.recipes import rl
 from oxrl.recipes.compute_accounting import (
@@ -266,10 +266,24 @@ def try_on_data(
 
 
 class NoScores:
-    """The scorer of a run without a reward."""
+    """The scorer of a run that scores nothing.
+
+    Args:
+        asked: True if there is no reward, and so nothing to say of any response; otherwise
+            samples are stored with their rewards, and nobody asks.
+    """
+
+    def __init__(self, *, asked: bool) -> None:
+        self._asked = asked
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
-        """See GroupScorer; says of every response that nothing was asked."""
+        """See GroupScorer; says of every response that nothing was asked.
+
+        Raises:
+            InvariantError: stored samples are scored all the same.
+        """
+        if not self._asked:
+            raise InvariantError("rollout.from_samples without data.eval has nothing scored")
         return [[Score(value=None, status="none")] * len(completions) for _, completions in groups]
 
 
@@ -307,7 +321,7 @@ def answering(
         stack: closes what is started here.
     """
     if assembly.cfg.scores_nothing:
-        return sampler, NoScores()
+        return sampler, NoScores(asked=assembly.cfg.has_no_reward)
     if not assembly.cfg.environment.name:
         return sampler, required(scorer, "a reward")
     from oxrl.assembly.episode_wiring import play_episodes  # single turns do without

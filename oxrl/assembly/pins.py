@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oxrl.config import Config
 from oxrl.config.conditions import is_model_folder
+from oxrl.config.sections.model import Teacher
 from oxrl.config.sections.reward import asked_rewards
 from oxrl.entry_points import all_offers, is_ours
 from oxrl.errors import DataError
@@ -60,9 +61,25 @@ def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
         train = {paths[name]: share for name, share in data.train.items()}
     further = {field: paths[name] for field, name in _further_files(cfg)}
     located = data.model_copy(update={"train": train, **further})
-    commit = noted[INPUTS_FILE].get(MODEL, {}).get("commit")
-    model = cfg.model.model_copy(update={"revision": commit or cfg.model.revision})
+    pins = noted[INPUTS_FILE]
+    teachers: dict[str, Teacher] = {}
+    for key, teacher in cfg.model.teachers.items():
+        revision = _pinned_revision(pins, _teacher_field(key), teacher.revision)
+        teachers[key] = teacher.model_copy(update={"revision": revision})
+    revision = _pinned_revision(pins, MODEL, cfg.model.revision)
+    model = cfg.model.model_copy(update={"revision": revision, "teachers": teachers})
     return cfg.model_copy(update={"data": located, "model": model})
+
+
+def _pinned_revision(pins: Json, field: str, asked: str | None) -> str | None:
+    """The commit that is noted of a model on the hub; of any other model what was asked for."""
+    commit: str | None = pins.get(field, {}).get("commit")
+    return commit or asked
+
+
+def _teacher_field(key: str) -> str:
+    """The field that names a teacher's model, under which it is noted."""
+    return f"model.teachers.{key}.name"
 
 
 def review_inputs(cfg: Config, run: Path) -> Review:
@@ -210,7 +227,7 @@ def _model_inputs(cfg: Config, known: Json) -> Inputs:
     for key, teacher in cfg.model.teachers.items():
         field = f"model.teachers.{key}"
         if teacher.name and teacher.engine != "endpoint":
-            yield from _model_input(f"{field}.name", teacher.name, teacher.revision, known)
+            yield from _model_input(_teacher_field(key), teacher.name, teacher.revision, known)
         if teacher.prompt:
             file = Path(teacher.prompt)
             where = str(file.resolve())

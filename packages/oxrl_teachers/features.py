@@ -46,8 +46,8 @@ class TeacherGap(AsksTeachers):
         said = required(self.ask(rollouts, LOGPROBS).logprobs, "logprobs")
         teacher = torch.where(self._unanswered[:, None], own, said)
         self._gap = torch.where(inputs.response_mask, teacher - own, 0.0)
-        # Versions count optimizer steps.
-        done = int(rollouts.versions.max()) / self._steps
+        # Versions count optimizer steps; stored samples may come from a longer run.
+        done = min(1.0, int(rollouts.versions.max()) / self._steps)
         return replace(inputs, old_logprobs=own, teacher_logprobs=teacher, done=done)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:

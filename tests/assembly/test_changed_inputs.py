@@ -508,6 +508,34 @@ def test_a_model_of_the_hub_stays_at_the_commit_that_the_run_began_with(
     assert metric_lines(old.run.directory) == first
 
 
+def test_a_teacher_of_the_hub_stays_at_the_commit_that_the_run_began_with(
+    tmp_path: Path, cache: Path
+) -> None:
+    teachers = {"big": {"name": "me/tiny"}}
+    sections: dict[str, Any] = {
+        "model": {"name": "builtin:tiny", "teachers": teachers},
+        "train": {"alg_name": "opd", "lr": 1e-3},
+    }
+    whole = rl_config(tmp_path, "whole", ["~reward.name", "run.steps=2"], **sections)
+    run(whole)
+    noted = json.loads((whole.run.directory / "inputs.json").read_text())
+    assert noted["model.teachers.big.name"]["commit"] == OLD
+    run(rl_config(tmp_path, "part", ["~reward.name", "run.steps=1"], **sections))
+    (cache / "refs" / "main").write_text(NEW)
+    part = rl_config(tmp_path, "part", ["~reward.name", "run.steps=2"], **sections)
+    run(part, resume=True)
+    assert final_files(part.run.directory) == final_files(whole.run.directory)
+    assert metric_lines(part.run.directory) == metric_lines(whole.run.directory)
+    moved = rl_config(tmp_path, "moved", ["~reward.name", "run.steps=1"], **sections)
+    run(moved)
+    first = metric_lines(whole.run.directory)[:1]
+    assert metric_lines(moved.run.directory) != first
+    teachers["big"]["revision"] = OLD
+    old = rl_config(tmp_path, "old", ["~reward.name", "run.steps=1"], **sections)
+    run(old)
+    assert metric_lines(old.run.directory) == first
+
+
 def test_an_adapter_is_merged_into_the_commit_that_it_was_trained_on(
     tmp_path: Path, cache: Path
 ) -> None:

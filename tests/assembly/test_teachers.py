@@ -12,20 +12,26 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.assembly.assemble import assemble
+from oxrl.assembly.assemble import NoScores, assemble
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.pins import inputs_of
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.errors import ConfigError, DataError, EngineError, RunDirectoryError
+from oxrl.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    InvariantError,
+    RunDirectoryError,
+)
 from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.modelfiles.dims import model_dims
 from oxrl.plan.memory import memory
 from oxrl.plan.plan import plan_text
 from oxrl.plan.preflight import CHECKS, Prepared
 from oxrl.runs.clock import Clock
-from oxrl.types import Output, TokenBatch, Want
+from oxrl.types import Completion, Group, Output, Prompt, TokenBatch, Want
 from support.samplers import lively
 from support.small_runs import rl_config
 
@@ -162,3 +168,13 @@ def test_the_plan_counts_a_teacher_by_its_own_size_and_type(
     assert found.stored == before.stored
     line = f"teachers    big: builtin:small, as a model of this run, {dtype}, every row"
     assert line in plan_text(cfg).splitlines()
+
+
+def test_where_there_is_no_reward_nothing_is_said_and_stored_samples_are_never_scored() -> None:
+    said = Completion(segments=(), text="2", finish_reason="stop")
+    prompt = Prompt(uid="1", messages=(), token_ids=(1, 2))
+    groups: list[Group] = [(prompt, [said, said])]
+    (scores,) = NoScores(asked=True).score(groups)
+    assert [(score.value, score.status) for score in scores] == [(None, "none")] * 2
+    with pytest.raises(InvariantError, match=r"rollout\.from_samples without data\.eval"):
+        NoScores(asked=False).score(groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,11 +180,32 @@ def test_a_program_gets_the_answers_that_it_says_are_worth_more(
     learned("gain of three steps", last - first, at_least=0.3)
 
 
+# It asks more often, and each evaluation so far is a line of a file beside it, which it tells of.
+AGENT_THAT_COUNTS = (
+    AGENT.replace("range(2)", "range(6)")
+    .replace(
+        "messages = [",
+        """
+path = os.path.join(os.path.dirname(__file__), "evaluations.txt")
+with open(path, "a+") as file:
+    if sys.argv[1] == "held out":
+        file.write("again\\n")
+    file.seek(0)
+    evaluations = len(file.readlines())
+messages = [""",
+        1,
+    )
+    .replace("plain; again", "plain after {evaluations}; again")
+)
+
+
 def test_programs_that_are_in_flight_are_asked_again_and_one_that_says_otherwise_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch)
-    few = {"data": {"prompts_per_step": 1, "eval": str(tmp_path / "prompts.jsonl"), "eval_rows": 1}}
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "held out"}) + "\n")
+    few = {"data": {"prompts_per_step": 1, "eval": str(held_out), "eval_rows": 1}}
     lag = {"max_staleness": 2, "force_strict_on_policy": False}
     parks: dict[str, Any] = few | {"rollout": lag, "environment": {"alive": 3}}
     every = {"steps": 4, "eval_every": 1}
@@ -194,8 +216,14 @@ def test_programs_that_are_in_flight_are_asked_again_and_one_that_says_otherwise
     # An evaluation ends every program and begins it anew, which changes nothing.
     assert sample_lines(plain.run.directory) == sample_lines(without.run.directory)
     assert any(len(line["versions"]) > 1 for line in sample_lines(plain.run.directory))
-    source = AGENT.replace("plain; again", "plain at {os.getpid()}; again")
-    chance = agent_config(tmp_path, "chance", source, run=every, **parks)
-    says = "name=agent: episode .*It answered turn 1 otherwise: messages was .* plain at .* and is"
-    with pytest.raises(EnvironmentDefinitionError, match=says):
-        run(chance)
+    # So many programs and steps that some evaluation meets one with a turn that was answered; a
+    # policy that learned something might end every program at once.
+    parks["environment"] = {"alive": 5, "max_turns": 7}
+    parks["train"] = {"alg_name": "sgrpo", "lr": 1e-9}
+    every["steps"] = 8
+    counts = agent_config(tmp_path, "counts", AGENT_THAT_COUNTS, run=every, **parks)
+    says = r"name=agent: episode .*It answered turn 1 otherwise: messages was .* plain after (\d); "
+    with pytest.raises(EnvironmentDefinitionError, match=says) as raised:
+        run(counts)
+    was, now = re.findall(r"plain after (\d+); again", str(raised.value))
+    assert int(now) == int(was) + 1
