@@ -1,13 +1,14 @@
 """What `oxrl plan` predicts of the memory of an update, beside what tensors really take.
 
-    python benchmarks/plan_memory.py [--widths 128 256] [--cases sft muon ...]
+    python benchmarks/plan_memory.py [--widths 128 256] [--cases sft muon ...] [--models NAME ...]
 
 Measured: bytes behind every tensor that is alive at a time, at their peak while gradients are
 computed and weights stepped, in a whole run of two optimizer steps by `oxrl.train`, less what was
-alive before it. State: the same at the end of the last step, when activations and gradients are
+alive before it. Rollout: the same while responses are sampled and scored. State: the same at the end of the last step, when activations and gradients are
 gone. Predicted: `memory` of oxrl/plan/memory.py, from the configuration and config.json of the
 model alone. Stored: files of tensors of the last checkpoint. Random models of four layers in
-micro-batches of 512 tokens; cases of ranks are processes over gloo, the most that one held.
+micro-batches of 512 tokens, or models that are named (a teacher is then another one of the same
+name); cases of ranks are processes over gloo, the most that one held.
 """
 
 from __future__ import annotations
@@ -115,13 +116,13 @@ def write_models(folder: Path, width: int, case: str) -> None:
         write_model(folder / "teacher", width, case)
 
 
-def write_config(folder: Path, overrides: list[str]) -> Path:
-    """The configuration of a run of two optimizer steps on the model in `folder`/model."""
+def write_config(folder: Path, overrides: list[str], model: str = "") -> Path:
+    """The configuration of a run of two optimizer steps on a model, or that in `folder`/model."""
     recipe = next(text for text in overrides if text.startswith("train.alg_name="))
     data: dict[str, Any] = {"train": str(folder / "rows.jsonl"), "rows_per_step": 16}
     sections: dict[str, Any] = {
         "run": {"name": "plan", "dir": str(folder / "run"), "steps": 2, "device": "cpu"},
-        "model": {"name": str(folder / "model")},
+        "model": {"name": model or str(folder / "model")},
         "data": data,
         "train": {"alg_name": "sft", "lr": 1e-4, "micro_batch_tokens": 8 * LENGTH},
     }
@@ -136,7 +137,7 @@ def write_config(folder: Path, overrides: list[str]) -> Path:
         sections["reward"] = {"name": "exact"}
         sections["rollout"] = {"n_samples": 4, "max_tokens": LENGTH // 2}
         if "opd" in recipe:
-            sections["model"]["teachers"] = {"big": {"name": str(folder / "teacher")}}
+            sections["model"]["teachers"] = {"big": {"name": model or str(folder / "teacher")}}
         if "ppo" in recipe:
             sections["train"]["critic_warmup_steps"] = 0
     elif "sft" not in recipe:
@@ -163,6 +164,7 @@ def predicted(path: Path, overrides: list[str]) -> dict[str, int]:
     return {
         "state": found.held + found.offloaded - activations.offloaded,
         "peak": found.phases["update"] + found.offloaded,
+        "rollout": found.phases.get("rollout", 0) + found.offloaded,
         "stored": found.stored,
     }
 
@@ -172,9 +174,12 @@ def measured(run: Callable[[], object]) -> dict[str, int]:
     from tensor_bytes import PeakBytes
 
     from oxrl.engines.train.trainer import Trainer
+    from oxrl.rollouts.sync import SyncRollouts
 
     peaks: list[int] = []
     states: list[int] = []
+    rollouts: list[int] = []
+    sample = SyncRollouts.next
     forward_backward = Trainer.forward_backward
     optim_step = Trainer.optim_step
 
@@ -199,13 +204,24 @@ def measured(run: Callable[[], object]) -> dict[str, int]:
         states.append(ledger.now)
         return found
 
+    def counted_rollout(*arguments: Any, **named: Any) -> Any:
+        ledger.take_in_everything()
+        with ledger:
+            found = sample(*arguments, **named)
+        rollouts.append(ledger.peak)
+        return found
+
     with ExitStack() as stack:
         # A run freezes what it has built, and that would not be listed.
         stack.enter_context(mock.patch.multiple(gc, freeze=mock.Mock(), unfreeze=mock.Mock()))
         stack.enter_context(mock.patch.object(Trainer, "forward_backward", counted_backward))
         stack.enter_context(mock.patch.object(Trainer, "optim_step", counted_step))
+        stack.enter_context(mock.patch.object(SyncRollouts, "next", counted_rollout))
         run()
-    return {"state": states[-1] - before, "peak": max(peaks) - before}
+    found = {"state": states[-1] - before, "peak": max(peaks) - before}
+    if rollouts:
+        found["rollout"] = max(rollouts) - before
+    return found
 
 
 def tensor_files(checkpoint: Path) -> int:
@@ -218,11 +234,11 @@ def tensor_files(checkpoint: Path) -> int:
     return found
 
 
-def compare(folder: Path, overrides: list[str]) -> dict[str, float]:
-    """Plan two updates of the model in `folder`/model, and make them."""
+def compare(folder: Path, overrides: list[str], model: str = "") -> dict[str, float]:
+    """Plan two updates of a model, or of that in `folder`/model, and make them."""
     import oxrl
 
-    path = write_config(folder, overrides)
+    path = write_config(folder, overrides, model)
     planned = predicted(path, overrides)
     found = measured(lambda: oxrl.train(path, overrides=overrides))
     found["stored"] = tensor_files(max((folder / "run" / "checkpoints").glob("step_*")))
@@ -318,9 +334,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--cases", nargs="+", default=[*CASES, *ON_RANKS])
+    parser.add_argument("--models", nargs="+", default=[], help="in place of random ones")
     options = parser.parse_args()
     from oxrl.errors import MissingExtraError
 
+    for model in options.models:
+        for case in options.cases:
+            with tempfile.TemporaryDirectory() as name:
+                found = compare(Path(name), CASES[case], model)
+            print(json.dumps({"case": f"{case}, {model}", **found}), flush=True)
+    if options.models:
+        return
     for width in options.widths:
         for case in options.cases:
             with tempfile.TemporaryDirectory() as name:

@@ -243,8 +243,8 @@ def rounded(length: int) -> int:
 class RowCache(Cache):
     """Slots of keys and values, and which of their places hold a token.
 
-    `kv` is [layers, 2, rows, heads, capacity, d]; `mask` [rows, capacity] is added to attention
-    scores: 0 where a token lies, -inf elsewhere.
+    `kv` is [2, rows, heads, capacity, d] of every layer; `mask` [rows, capacity] is added to
+    attention scores: 0 where a token lies, -inf elsewhere.
 
     Args:
         rows: number of slots.
@@ -254,7 +254,7 @@ class RowCache(Cache):
     def __init__(self, rows: int, like: Tensor) -> None:
         super().__init__(layers=[])
         layers, two, heads, _, width = like.shape
-        self.kv = like.new_zeros(layers, two, rows, heads, 0, width)
+        self.kv = [like.new_zeros(two, rows, heads, 0, width) for _ in range(layers)]
         self.mask = like.new_zeros(rows, 0)
         self._active = 0
         self._span = 0
@@ -263,28 +263,31 @@ class RowCache(Cache):
     @property
     def capacity(self) -> int:
         """Tokens that fit into a slot."""
-        return self.kv.shape[4]
+        return self.mask.shape[1]
 
     def reserve(self, length: int) -> None:
         """Make every slot hold at least `length` tokens."""
         if length > self.capacity:
             grown = max(length, self.capacity * 3 // 2)
             extra = rounded(grown) - self.capacity
-            self.kv = nn.functional.pad(self.kv, (0, 0, 0, extra))
+            # Layer by layer: what is there already is never in memory twice.
+            for layer, kept in enumerate(self.kv):
+                self.kv[layer] = nn.functional.pad(kept, (0, 0, 0, extra))
             self.mask = nn.functional.pad(self.mask, (0, extra), value=-torch.inf)
 
     def fill(self, slots: slice, prefilled: Tensor) -> None:
         """Copy the keys and values of one row, [layers, 2, heads, T, d], into each of `slots`."""
         length = prefilled.shape[3]
         self.reserve(length)
-        self.kv[:, :, slots, :, :length] = prefilled[:, :, None]
+        for kept, given in zip(self.kv, prefilled, strict=True):
+            kept[:, slots, :, :length] = given[:, None]
         self.mask[slots, :length] = 0.0
         self.mask[slots, length:] = -torch.inf
 
     def move(self, sources: Tensor, targets: Tensor, longest: int) -> None:
         """Copy slots `sources` [m] over slots `targets` [m], as far as `longest` tokens."""
-        moved = self.kv[:, :, sources, :, :longest]
-        self.kv[:, :, targets, :, :longest] = moved
+        for kept in self.kv:
+            kept[:, targets, :, :longest] = kept[:, sources, :, :longest]
         self.mask[targets] = self.mask[sources]
 
     def begin_step(self, active: int, positions: Tensor, longest: int) -> Tensor:
@@ -300,7 +303,7 @@ class RowCache(Cache):
         self.reserve(longest)
         self._active = active
         self._span = min(rounded(longest), self.capacity)
-        heads = self.kv.shape[3]
+        heads = self.kv[0].shape[2]
         slots = torch.arange(active * heads, device=self.mask.device)
         self._places = slots * self.capacity + positions.repeat_interleave(heads)
         self.mask[:active].scatter_(1, positions[:, None], 0.0)
