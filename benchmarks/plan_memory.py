@@ -4,11 +4,12 @@
 
 Measured: bytes behind every tensor that is alive at a time, at their peak while gradients are
 computed and weights stepped, in a whole run of two optimizer steps by `oxrl.train`, less what was
-alive before it. Rollout: the same while responses are sampled and scored. State: the same at the end of the last step, when activations and gradients are
-gone. Predicted: `memory` of oxrl/plan/memory.py, from the configuration and config.json of the
-model alone. Stored: files of tensors of the last checkpoint. Random models of four layers in
-micro-batches of 512 tokens, or models that are named (a teacher is then another one of the same
-name); cases of ranks are processes over gloo, the most that one held.
+alive before it. Rollout: the same while responses are sampled and scored. State: the same at the
+end of the last step, when activations and gradients are gone. Predicted: `memory` of
+oxrl/plan/memory.py, from the configuration and config.json of the model alone. Stored: files of
+tensors of the last checkpoint. Random models of four layers in micro-batches of 512 tokens, or
+models that are named (a teacher is then another one of the same name); cases of ranks are processes
+over gloo, the most that one held.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -132,12 +134,18 @@ def write_config(folder: Path, overrides: list[str], model: str = "") -> Path:
     row: dict[str, Any] = {"prompt": "1+1=", "completion": answer}
     if any(name in recipe for name in ("grpo", "ppo", "opd")):
         del data["rows_per_step"]
-        data |= {"prompts_per_step": 8, "max_prompt_tokens": LENGTH // 2}
+        # The chat template of a model in a folder has tokens of its own.
+        asked = LENGTH if Path(model).is_dir() else LENGTH // 2
+        sections["model"]["max_length"] = asked + LENGTH // 2
+        data |= {"prompts_per_step": 8, "max_prompt_tokens": asked}
         row = {"prompt": "1" * (LENGTH // 2 - 4), "answer": "2"}
         sections["reward"] = {"name": "exact"}
         sections["rollout"] = {"n_samples": 4, "max_tokens": LENGTH // 2}
         if "opd" in recipe:
-            sections["model"]["teachers"] = {"big": {"name": model or str(folder / "teacher")}}
+            if Path(model).is_dir():
+                shutil.copytree(model, folder / "teacher")
+            named = str(folder / "teacher") if (folder / "teacher").is_dir() else model
+            sections["model"]["teachers"] = {"big": {"name": named}}
         if "ppo" in recipe:
             sections["train"]["critic_warmup_steps"] = 0
     elif "sft" not in recipe:
