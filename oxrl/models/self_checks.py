@@ -23,7 +23,7 @@ from oxrl.data.batching import to_token_batch
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.folder import family_of
 from oxrl.models.network import CausalNetwork, unpadded, vocabulary_of
-from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused
+from oxrl.models.shared_prefix import BLOCK_ATTENTION, SharedPrefixNetwork, SharingRefused
 from oxrl.runs.files import read_json, write_atomically
 from oxrl.types import TokenBatch
 
@@ -219,7 +219,7 @@ def try_sharing(
     model = _small(config, trust_remote_code=trust_remote_code)
     name = type(model).__name__
     by = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    if by != "sdpa":
+    if by not in BLOCK_ATTENTION:
         raise SharingRefused(f"{name} computes attention by {by}, not by sdpa")
     plain = _gradient(model, share=False)
     shared = _gradient(model, share=True)
