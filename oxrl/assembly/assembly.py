@@ -286,6 +286,7 @@ class Assembly:
             revision=role.revision,
             on_meta=on_meta,
             four_bit="held" if trained and asked.load_in_4bit else "no",
+            exact=self.cfg.run.exact,
         )
         model = load(name, options)
         fix_rotations(model, asked.max_length)
@@ -311,7 +312,12 @@ class Assembly:
 
             freeze(model, self.cfg.model.freeze)
         stop_tokens(self.tokenizer, model)  # its checkpoints say them
-        return self.adapted(model)
+        self.adapted(model)
+        if self.cfg.run.exact and self.cfg.lora.rank:
+            from oxrl.models.exact import make_exact  # most runs are as fast as they can be
+
+            make_exact(model)  # the adapter's layers as well
+        return model
 
     def critic_to_train(self) -> ValueModel:
         """A value model on the policy's backbone, with the adapter that `lora` asks for."""

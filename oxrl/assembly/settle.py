@@ -22,6 +22,7 @@ from oxrl.assembly.pins import with_pinned_inputs
 from oxrl.config import Config
 from oxrl.config.conditions import SHARING, obstacles, open_choice
 from oxrl.engines.sample.local import attends_to_everything
+from oxrl.errors import ConfigError
 from oxrl.modelfiles.builtin import builtin_policy, is_builtin
 from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import named_in_errors
@@ -61,6 +62,8 @@ def settle(cfg: Config, session: Session) -> Config:
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
     if ranks.first:
         cfg = with_noted_rounds(cfg, session.run.path)
+        if cfg.run.exact:
+            try_exact(cfg)
     return without_idle_actors(cfg)
 
 
@@ -196,6 +199,42 @@ def decide_sharing(cfg: Config) -> Choice:
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
     return Choice(True, f"on a tiny copy of this model gradients differ by {difference:.0e}")
+
+
+def try_exact(cfg: Config) -> None:
+    """Have a small model of the run's kind sampled from and scored, with the run's threads.
+
+    Args:
+        cfg: of a run that begins or goes on.
+
+    Raises:
+        ConfigError: sampler and trainer differ in a bit, or part of the model has no exact form.
+        DataError: the model's configuration cannot be read.
+    """
+    device = Assembly(cfg).device  # sets the threads
+    if device.type != "cpu":
+        raise ConfigError(
+            f"run.exact: there are exact forms for the CPU alone, and the run would use {device}; "
+            "set run.device: cpu, or run.exact: false"
+        )
+    asked = cfg.model
+    temperature = cfg.rollout.temperature
+    share = decide_sharing(cfg).value if open_choice(cfg) else cfg.train.share_prefix
+    _tried_exact(asked.name, asked.revision, asked.trust_remote_code, bool(share), temperature)
+
+
+@functools.cache
+def _tried_exact(
+    name: str, revision: str | None, trust_remote_code: bool, share_prefix: bool, temperature: float
+) -> None:
+    from oxrl.engines.exact_check import check_exact  # most runs are as fast as they can be
+
+    check_exact(
+        _model_config(name, revision, trust_remote_code),
+        temperature=temperature,
+        share_prefix=share_prefix,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def try_adapter(cfg: Config) -> None:

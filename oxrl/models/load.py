@@ -122,6 +122,8 @@ class LoadOptions:
         on_meta: leave the weights out where the files allow it, for an engine whose ranks read
             their own pieces; see `oxrl.models.meta_init`.
         four_bit: of its linear layers; see `oxrl.models.four_bit`.
+        exact: compute a token alike whatever else is in its batch; see `oxrl.models.exact`. Values
+            of a critic are compared with nothing, so it is never exact.
     """
 
     dtype: torch.dtype = torch.float32
@@ -132,6 +134,7 @@ class LoadOptions:
     revision: str | None = None
     on_meta: bool = False
     four_bit: FourBit = "no"
+    exact: bool = False
 
 
 DEFAULTS = LoadOptions()
@@ -163,6 +166,7 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
+        ConfigError: it is to be exact, and no exact form of some part of it exists.
     """
     base = adapter_base(name)
     if base is not None:
@@ -177,6 +181,10 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
             name,
             options,
         )
+    if options.exact:
+        from oxrl.models.exact import make_exact  # most runs are as fast as they can be
+
+        make_exact(model)
     return _placed(model, options)
 
 
@@ -190,6 +198,7 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
+    options = replace(options, exact=False)
     head_file = Path(name) / VALUE_HEAD_FILE
     if not head_file.is_file():
         backbone = base_of(load_policy(name, options))

@@ -23,7 +23,6 @@ from oxrl.functional.logprobs import (
 )
 from oxrl.functional.masks import at_least_float32
 from oxrl.modelfiles.folder import family_of
-from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
 from oxrl.types import CANDIDATES, Output, TokenBatch, Want
@@ -82,8 +81,8 @@ class CausalNetwork:
     def head(self) -> Head:
         weight = cast(Tensor, self._output.weight)
         bias = getattr(self._output, "bias", None)
-        fast = isinstance(self._output, OneDnnLinear)
-        linear = onednn_linear if fast else nn.functional.linear
+        # A linear layer that does not multiply as PyTorch's does says how it does.
+        linear = getattr(self._output, "product", nn.functional.linear)
         return Head(weight, bias, self._softcap, self._scale, self._never, linear)
 
     def backbone(self, batch: TokenBatch) -> Tensor:

@@ -23,7 +23,7 @@ from oxrl.data.batching import to_token_batch
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.folder import family_of
 from oxrl.models.network import CausalNetwork, unpadded, vocabulary_of
-from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused
+from oxrl.models.shared_prefix import BLOCK_ATTENTION, SharedPrefixNetwork, SharingRefused
 from oxrl.runs.files import read_json, write_atomically
 from oxrl.types import TokenBatch
 
@@ -216,10 +216,10 @@ def try_sharing(
     Raises:
         SharingRefused: it is too large, or such a model cannot be read so at all.
     """
-    model = _small(config, trust_remote_code=trust_remote_code)
+    model = small_copy(config, trust_remote_code=trust_remote_code)
     name = type(model).__name__
     by = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    if by != "sdpa":
+    if by not in BLOCK_ATTENTION:
         raise SharingRefused(f"{name} computes attention by {by}, not by sdpa")
     plain = _gradient(model, share=False)
     shared = _gradient(model, share=True)
@@ -240,11 +240,21 @@ def try_sharing(
     return difference
 
 
-def _small(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """A random model of the same kind, in float32."""
+def small_copy(
+    config: PreTrainedConfig, *, trust_remote_code: bool, inner: int | None = None
+) -> PreTrainedModel:
+    """A random model of the same kind, in float32.
+
+    Args:
+        config: of the model.
+        trust_remote_code: run Python code that the model's authors ship with it.
+        inner: width of its inner layers; None: as `shrink` leaves it.
+    """
     small = deepcopy(config)
     shrink(small)
     text: Any = small.get_text_config()
+    if inner is not None:
+        text.intermediate_size = inner
     text.vocab_size = VOCABULARY
     text.pad_token_id = None
     with torch.random.fork_rng(devices=[]):

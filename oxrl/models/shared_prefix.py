@@ -13,7 +13,7 @@ without padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,9 +27,17 @@ from oxrl.models.network import CausalNetwork
 from oxrl.types import TokenBatch
 
 SHARED = "oxrl_shared_prefix"
+# The attention of `oxrl.models.exact`.
+EXACT = "oxrl_exact"
 LAYOUT = "prefix_layout"
+OF_BLOCKS = "prefix_attention"
 # Beyond attention as it is everywhere: what the functions here do not compute.
 UNKNOWN = ("softcap", "s_aux", "sliding_window")
+SDPA = "sdpa"
+# As scaled_dot_product_attention of PyTorch.
+Attention = Callable[..., Tensor]
+# What computes the blocks of a packed row, by what computes attention of plain rows.
+BLOCK_ATTENTION: dict[str, Attention] = {SDPA: nn.functional.scaled_dot_product_attention}
 # Rows up to so many tokens attend side by side, padded to each other; longer ones group by group.
 SIDE_BY_SIDE = 256
 # What one more block costs, in pairs of a token and one that it may see, padding included.
@@ -52,16 +60,28 @@ class SharedPrefixNetwork(CausalNetwork):
             layout = packed(batch)
         if layout is None:
             return super().backbone(batch)
+        usual = self.model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+        of_blocks = BLOCK_ATTENTION.get(usual or SDPA, nn.functional.scaled_dot_product_attention)
         with attention_by(self.model.config, SHARED):
             output = self.decoder(
                 input_ids=layout.tokens,
                 attention_mask=None,
                 position_ids=layout.position_ids,
                 use_cache=False,
-                **{LAYOUT: layout},
+                **{LAYOUT: layout, OF_BLOCKS: of_blocks},
             )
         hidden = output.last_hidden_state[0].index_select(0, layout.places.flatten())
         return hidden.view(*layout.places.shape, -1)
+
+
+def register_attention(name: str, attention: Attention) -> None:
+    """Have the blocks of packed rows computed as plain rows are.
+
+    Args:
+        name: of what computes plain rows, as transformers' AttentionInterface knows it.
+        attention: as scaled_dot_product_attention of PyTorch; differentiable.
+    """
+    BLOCK_ATTENTION[name] = attention
 
 
 @contextmanager
@@ -96,7 +116,7 @@ def attend(
     Args:
         query: [1, heads, L, D]. key, value: [1, key heads, L, D].
         attention_mask: none.
-        kwargs: the layout, and the factor of scores.
+        kwargs: the layout, what computes its blocks, and the factor of scores.
 
     Returns:
         [1, L, heads, D].
@@ -124,23 +144,29 @@ def attend(
     values = value.repeat_interleave(repeats, dim=1)[0].transpose(0, 1)
     found: list[Tensor] = []
     for block in layout.blocks:
-        found += _attend_block(block, queries, keys, values, scale)
+        found += _attend_block(block, queries, keys, values, scale, kwargs[OF_BLOCKS])
     return torch.cat(found).index_select(0, layout.answers)[None], None
 
 
 def _attend_block(
-    block: Block, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None
+    block: Block,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float | None,
+    attention: Attention,
 ) -> list[Tensor]:
     """Compute the attention of one block of groups.
 
     Args:
         queries, keys, values: [L, heads, D] of the packed row.
+        scale: factor of scores.
+        attention: what computes them.
 
     Returns:
         [tokens, heads, D] each: of all prompts, if there are any, then of all responses, both with
         their padding.
     """
-    attention = nn.functional.scaled_dot_product_attention
     found: list[Tensor] = []
     if block.prompts.numel():
         of_prompts = attention(

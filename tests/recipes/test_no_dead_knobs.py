@@ -78,6 +78,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "run.seed": ({}, 1),
     "run.steps": ({}, 2),
     "run.threads": ({}, 2),
+    "run.exact": ({}, True),
     "run.checkpoint_every": ({"run": {"steps": 3}}, 3),
     "run.keep_checkpoints": ({"run": {"steps": 3}}, 1),
     "run.eval_every": ({**EVAL, "run": {"steps": 2}}, 1),

@@ -39,7 +39,7 @@ from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.modelfiles.folder import family_of
-from oxrl.models.shared_prefix import attention_by
+from oxrl.models.shared_prefix import EXACT, SDPA, attention_by
 from oxrl.types import Request
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2**31
 GROUPED = "oxrl_grouped"
+# What computes attention in decode steps, by what computes that of whole rows.
+DECODING = {SDPA: GROUPED, EXACT: EXACT}
 # Attention spans and capacities are multiples of this many tokens.
 SPAN = 32
 # Rows in flight are read again, for new weights, some at a time: what a model computes of so many
@@ -372,7 +374,7 @@ AttentionInterface.register(GROUPED, grouped_attention)
 def decoding_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
     """Use `grouped_attention` inside the block, where the model uses transformers' `sdpa`."""
     usual = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    return attention_by(config, GROUPED if usual == "sdpa" else usual)
+    return attention_by(config, DECODING.get(usual or SDPA, usual))
 
 
 def module_sampler(
@@ -397,8 +399,8 @@ def module_sampler(
         EngineError: the model has no separate output head, or keeps no cache.
     """
     reads_images = family_of(model) is not None
-    # The fast one decodes with attention of its own, which stands in for sdpa alone.
-    fast = getattr(model.config, "_attn_implementation", None) == "sdpa" and not reads_images
+    # The fast one decodes with attention of its own, which stands in for these alone.
+    fast = getattr(model.config, "_attn_implementation", None) in DECODING and not reads_images
     if fast and attends_to_everything(model.config, longest):
         return LocalSampler(model, tokenizer, max_rows=max_rows, recorded=recorded)
     from oxrl.engines.sample.cached import (  # models that the fast one is wrong for
