@@ -92,7 +92,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         sampler = RayRollouts(
             cluster,
             placed.samplers,
-            partial(sampler_of, cfg),
+            partial(sampler_of, cfg, assembly.contract),
             waits,
             nbytes=nbytes,
             before_wake=group.free_cache if colocated and group is not None else None,

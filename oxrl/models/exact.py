@@ -133,7 +133,9 @@ class ExactLinear(nn.Linear):
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [M, K] times weight [N, K] transposed, in oneDNN."""
+    """x [M, K] times weight [N, K] transposed, in oneDNN; float64, of proofs, is not its type."""
+    if x.dtype == torch.float64:
+        return nn.functional.linear(x, weight)
     rows = len(x)
     whole = _padded(x, ROWS)
     output = torch.ops.mkldnn._linear_pointwise(whole, weight, None, "none", [], "")
@@ -315,7 +317,7 @@ def _attend(
 
 
 def _added(mask: OptionalTensor, query: Tensor, span: int) -> Tensor:
-    """The mask as numbers to add to scores, padded like queries and keys: [B or 1, 1, M or 1, S]."""
+    """The numbers that scores are given, padded like queries and keys: [B or 1, 1, M or 1, S]."""
     count = query.shape[2]
     if mask is None:
         at = torch.arange(count, device=query.device)

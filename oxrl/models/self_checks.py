@@ -216,7 +216,7 @@ def try_sharing(
     Raises:
         SharingRefused: it is too large, or such a model cannot be read so at all.
     """
-    model = _small(config, trust_remote_code=trust_remote_code)
+    model = small_model(config, trust_remote_code=trust_remote_code)
     name = type(model).__name__
     by = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     if by not in BLOCK_ATTENTION:
@@ -240,7 +240,7 @@ def try_sharing(
     return difference
 
 
-def _small(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
+def small_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
     """A random model of the same kind, in float32."""
     small = deepcopy(config)
     shrink(small)
