@@ -201,6 +201,12 @@ def _architecture(cfg: Config, folder: Path) -> str:
     )
 
 
+def check_exact(cfg: Config, prepared: Prepared) -> str:
+    """Check that everything of the model has an exact form, on a small one of its kind."""
+    contract = Assembly(_as_it_is_here(cfg)).contract if cfg.run.exact else None
+    return "" if contract is None else contract.line
+
+
 def check_prompts_read(cfg: Config, prepared: Prepared) -> str:
     """Check if prompts can be read once; auto does without where they cannot."""
     if not sharing_is_read(cfg):
@@ -589,6 +595,7 @@ CHECKS: Mapping[str, Check] = {
     "model": check_model,
     "adapter": check_adapter,
     "device": check_device,
+    "exact": check_exact,
     "prompts": check_prompts_read,
     "tokenizer": check_tokenizer,
     "data": check_data,
