@@ -39,15 +39,14 @@ def sampler_of(cfg: Config, promised: Contract | None = None) -> RolloutEngine:
     """The sampler that a process of its own builds, on a model of its own.
 
     Args:
-        promised: by who trains; None: nothing is.
+        promised: by the process that began the run; None: nothing is.
 
     Raises:
         EngineError: this process cannot keep it.
     """
     assembly = Assembly(cfg)
-    found = assembly.contract
-    if promised is not None and found is not None:
-        promised.check_sampler(found)
+    if assembly.contract is not None:
+        assembly.contract.check_same(promised)
     return sampler_here(assembly)
 
 

@@ -59,6 +59,8 @@ def settle(cfg: Config, session: Session) -> Config:
         cfg = _with_train(cfg, share_prefix=bool(sharing.value))
     if ranks.first:
         cfg = with_noted_rounds(cfg, session.run.path)
+        if cfg.run.exact:
+            try_exact(cfg)
     return without_idle_actors(cfg)
 
 
@@ -194,6 +196,28 @@ def decide_sharing(cfg: Config) -> Choice:
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
     return Choice(True, f"on a tiny copy of this model gradients differ by {difference:.0e}")
+
+
+def try_exact(cfg: Config) -> None:
+    """Have a small model of the run's kind sampled from and scored, with the run's threads.
+
+    Args:
+        cfg: settled.
+
+    Raises:
+        ConfigError: sampler and trainer differ in a bit, or part of the model has no exact form.
+        DataError: the model's configuration cannot be read.
+    """
+    from oxrl.engines.exact_check import check_exact  # most runs are as fast as they can be
+
+    _ = Assembly(cfg).device  # sets the threads; it is the CPU, or there would be no contract
+    asked = cfg.model
+    check_exact(
+        config_of_model(asked.name, asked.revision, asked.trust_remote_code),
+        temperature=cfg.rollout.temperature,
+        share_prefix=bool(cfg.train.share_prefix),
+        trust_remote_code=asked.trust_remote_code,
+    )
 
 
 def try_adapter(cfg: Config) -> None:

@@ -53,15 +53,12 @@ def make_exact(model: PreTrainedModel) -> None:
     check_onednn()
     for name, module in model.named_modules():
         _make_exact(name, module)
-    if model.config._attn_implementation == EXACT:  # pyright: ignore[reportPrivateUsage]
-        return
-    try:
+    if model.config._attn_implementation != EXACT:  # pyright: ignore[reportPrivateUsage]
         model.set_attn_implementation(EXACT)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"run.exact: {type(model).__name__} lets nobody else compute its attention ({error}); "
-            f"{OFF}"
-        ) from error
+    # Models whose code does not ask transformers for an attention stay as they are.
+    if model.config._attn_implementation != EXACT:  # pyright: ignore[reportPrivateUsage]
+        name = type(model).__name__
+        raise ConfigError(f"run.exact: {name} computes its attention in code of its own; {OFF}")
 
 
 def check_onednn() -> None:
@@ -110,11 +107,13 @@ def exact_linear(input: Tensor, weight: Tensor, bias: OptionalTensor = None) -> 
     """`nn.functional.linear` of which a row depends on that row alone.
 
     Args:
-        input: [..., K] float32. weight: [N, K]. bias: [N].
+        input: [..., K]; float64 is multiplied by the usual kernels. weight: [N, K]. bias: [N].
 
     Returns:
         [..., N].
     """
+    if input.dtype != torch.float32:  # in float64, where a delivery of weights is proved
+        return nn.functional.linear(input, weight, bias)
     rows = input.reshape(-1, weight.shape[1])
     learns = torch.is_grad_enabled()
     output = _Product.apply(rows, weight) if learns else _product(rows, weight)
@@ -133,9 +132,7 @@ class ExactLinear(nn.Linear):
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [M, K] times weight [N, K] transposed, in oneDNN; float64, of proofs, is not its type."""
-    if x.dtype == torch.float64:
-        return nn.functional.linear(x, weight)
+    """x [M, K] times weight [N, K] transposed, in oneDNN."""
     rows = len(x)
     whole = _padded(x, ROWS)
     output = torch.ops.mkldnn._linear_pointwise(whole, weight, None, "none", [], "")
@@ -223,7 +220,8 @@ def exact_attention(
     """
     unknown = [name for name in UNKNOWN if kwargs.get(name) is not None]
     if unknown:
-        raise ConfigError(f"run.exact: no exact form of attention with {unknown} exists; {OFF}")
+        what = ", ".join(unknown)
+        raise ConfigError(f"run.exact: no exact form of attention with {what} exists; {OFF}")
     scale = kwargs.get("scaling")
     rows, heads, count, width = query.shape
     shared = heads // key.shape[1]
@@ -317,7 +315,7 @@ def _attend(
 
 
 def _added(mask: OptionalTensor, query: Tensor, span: int) -> Tensor:
-    """The numbers that scores are given, padded like queries and keys: [B or 1, 1, M or 1, S]."""
+    """The mask as numbers to add to scores, padded like them: [B or 1, 1, M or 1, S]."""
     count = query.shape[2]
     if mask is None:
         at = torch.arange(count, device=query.device)

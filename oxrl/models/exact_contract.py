@@ -33,7 +33,7 @@ from oxrl.data.batching import to_token_batch
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.models.exact import KEYS, ROWS, VALUES, make_exact
 from oxrl.models.network import CausalNetwork, read_tokens
-from oxrl.models.self_checks import small_model
+from oxrl.models.self_checks import small_copy
 from oxrl.runs.checkpoints import CONTRACT_FILE
 from oxrl.runs.files import Json, pretty_json, read_json
 
@@ -87,21 +87,21 @@ class Contract:
             "began, begin a new run, or set run.exact: false to go on without the promise"
         )
 
-    def check_sampler(self, theirs: Contract) -> None:
-        """Make sure that who samples computes under the same contract.
+    def check_same(self, promised: Contract | None) -> None:
+        """Make sure that this process keeps what the first one of its run has promised.
 
         Args:
-            theirs: as it was found out in the sampler's process.
+            promised: as the process found out that began the run; None: it promised nothing.
 
         Raises:
-            EngineError: it is another one.
+            EngineError: this one computes other bits.
         """
-        if theirs.digest == self.digest:
+        if promised is None or promised.digest == self.digest:
             return
         raise EngineError(
-            "run.exact: a sampler computes other bits than the trainer:\n"
-            f"  trainer  {self.line}\n  sampler  {theirs.line}\n"
-            "Sample on machines with the same instructions and versions, or set run.exact: false"
+            "run.exact: a process of this run computes other bits than the one that began it:\n"
+            f"  first  {promised.line}\n  other  {self.line}\n"
+            "Use machines with the same instructions and versions, or set run.exact: false"
         )
 
     @property
@@ -134,7 +134,7 @@ def find_contract(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
     Raises:
         ConfigError: some part of such a model has no exact form, or PyTorch has no oneDNN.
     """
-    model = small_model(config, trust_remote_code=trust_remote_code)
+    model = small_copy(config, trust_remote_code=trust_remote_code)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -216,7 +216,7 @@ def try_sharing(
     Raises:
         SharingRefused: it is too large, or such a model cannot be read so at all.
     """
-    model = small_model(config, trust_remote_code=trust_remote_code)
+    model = small_copy(config, trust_remote_code=trust_remote_code)
     name = type(model).__name__
     by = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     if by not in BLOCK_ATTENTION:
@@ -240,11 +240,21 @@ def try_sharing(
     return difference
 
 
-def small_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """A random model of the same kind, in float32."""
+def small_copy(
+    config: PreTrainedConfig, *, trust_remote_code: bool, inner: int | None = None
+) -> PreTrainedModel:
+    """A random model of the same kind, in float32.
+
+    Args:
+        config: of the model.
+        trust_remote_code: run Python code that the model's authors ship with it.
+        inner: width of its inner layers; None: as `shrink` leaves it.
+    """
     small = deepcopy(config)
     shrink(small)
     text: Any = small.get_text_config()
+    if inner is not None:
+        text.intermediate_size = inner
     text.vocab_size = VOCABULARY
     text.pad_token_id = None
     with torch.random.fork_rng(devices=[]):

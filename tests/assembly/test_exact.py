@@ -195,8 +195,8 @@ def test_a_sampling_process_with_fewer_instructions_is_refused(
     with pytest.raises(EngineError) as refused:
         run(cfg)
     text = str(refused.value)
-    assert f"trainer  {here.line}" in text
-    assert "DEFAULT" in text.split("sampler  ")[1]
+    assert f"first  {here.line}" in text
+    assert "DEFAULT" in text.split("other  ")[1]
     assert not (cfg.run.directory / "metrics.jsonl").read_bytes()
 
 

@@ -26,8 +26,7 @@ EXACT = "run.exact=true"
         ("model.attention=eager", "model.attention", ["eager attention", "auto"]),
         ("run.device=cuda", "run.device", ["cuda", "cpu"]),
         ("run.device=mps", "run.device", ["mps", "cpu"]),
-        ("train.backend=deepspeed", "train.backend", ["deepspeed", "local"]),
-        ("train.backend=fsdp", "train.backend", ["fsdp", "local"]),
+        ("train.backend=deepspeed", "train.backend", ["deepspeed", "local or fsdp"]),
         ("inference_engine.name=vllm", "inference_engine.name", ["vllm", "local", "processes"]),
         ("model.name=builtin:tiny-vl", "model.name", ["images", "text alone"]),
     ],
@@ -86,6 +85,7 @@ def test_what_has_an_exact_form_is_taken(write: Callable[..., Path]) -> None:
         "run.device=cpu",
         "inference_engine.processes=2",
         "inference_engine.actors=2",
+        "train.backend=fsdp",
         "train.share_prefix=true",
         "model.gradient_checkpointing=true",
     ):

@@ -110,7 +110,7 @@ def other_rows(patch: pytest.MonkeyPatch) -> None:
 
 def other_numbers(patch: pytest.MonkeyPatch) -> None:
     """As a library's that adds up in another order: nothing that is told by a name changes."""
-    usual = exact_contract.small_model
+    usual = exact_contract.small_copy
 
     def changed(*given: Any, **options: Any) -> Any:
         model = usual(*given, **options)
@@ -118,7 +118,7 @@ def other_numbers(patch: pytest.MonkeyPatch) -> None:
         head.weight.data.mul_(1 + 1e-6)
         return model
 
-    patch.setattr(exact_contract, "small_model", changed)
+    patch.setattr(exact_contract, "small_copy", changed)
 
 
 OTHERS = {
@@ -143,7 +143,8 @@ def test_a_machine_that_differs_in_one_thing_is_refused_with_both_lines(
     assert what in there.line
     here.write(tmp_path)
     here.check_resumed(tmp_path)
-    here.check_sampler(find_contract(qwen3()))
+    here.check_same(find_contract(qwen3()))
+    there.check_same(None)
     with pytest.raises(CheckpointError) as refused:
         there.check_resumed(tmp_path)
     lines = str(refused.value).splitlines()
@@ -151,10 +152,10 @@ def test_a_machine_that_differs_in_one_thing_is_refused_with_both_lines(
     assert lines[2].split("now")[1].strip() == there.line
     assert "run.exact: false" in lines[3]
     with pytest.raises(EngineError) as differs:
-        here.check_sampler(there)
+        there.check_same(here)
     lines = str(differs.value).splitlines()
-    assert lines[1].split("trainer")[1].strip() == here.line
-    assert lines[2].split("sampler")[1].strip() == there.line
+    assert lines[1].split("first")[1].strip() == here.line
+    assert lines[2].split("other")[1].strip() == there.line
     assert "run.exact: false" in lines[3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,15 @@ def test_bits_are_compared_and_not_numbers() -> None:
     feature.on_prepared(whole, prepared)
     with pytest.raises(InvariantError, match="place 2"):
         feature.steer(whole, RolloutProgress())
+
+
+def test_it_is_sent_to_training_ranks_without_what_it_holds() -> None:
+    whole = batch()
+    feature = SameBits()
+    said = Output(logprobs=whole.rollout_logprobs)
+    feature.on_prepared(whole, Prepared(rollouts(whole), said, None, seed=0, version=NOW))
+    assert len(pickle.dumps(feature)) < 500
+    assert pickle.loads(pickle.dumps(feature)).loss(said, whole) is None
 
 
 # --- Whole runs.

@@ -238,6 +238,27 @@ def check_adapter(cfg: Config) -> Problems:
     yield from _under_adapter(cfg)
     if cfg.model.load_in_4bit:
         yield from _in_four_bits(cfg)
+    if cfg.run.exact:
+        yield from _exact_adapter(cfg)
+
+
+def _exact_adapter(cfg: Config) -> Problems:
+    """Adapters that samplers compute with as the trainer does, to the last bit."""
+    if cfg.lora.dora:
+        yield at(
+            "lora.dora",
+            "no exact form of it exists: set it to false, or run.exact to false",
+            "run.exact",
+        )
+    if cfg.lora.delivery == "merged":
+        yield at(
+            "lora.delivery",
+            (
+                "a sampler with merged weights rounds otherwise than a trainer with an adapter: "
+                "set it to adapter, or run.exact to false"
+            ),
+            "run.exact",
+        )
 
 
 def _under_adapter(cfg: Config) -> Problems:

@@ -25,9 +25,8 @@ def exact_problems(cfg: Config) -> Problems:
         yield _no_form("model.name", "a model that reads images", "take one of text alone")
     if cfg.run.device not in ("auto", "cpu"):
         yield _no_form("run.device", f"what {cfg.run.device} computes", "set it to cpu")
-    if cfg.train.backend != "local":
-        ranks = f"what {cfg.train.backend} trains"
-        yield _no_form("train.backend", ranks, "set it to local", "run.training_gpus")
+    if cfg.train.backend == "deepspeed":
+        yield _no_form("train.backend", "what deepspeed trains", "set it to local or fsdp")
     if engine != "local":
         yield _no_form(
             "inference_engine.name",

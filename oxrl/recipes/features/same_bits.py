@@ -45,6 +45,10 @@ class SameBits(Feature):
         self._in_update: Comparison | None = None
         self._compared = 0
 
+    def __getstate__(self) -> dict[str, object]:
+        # With the loss it is sent to training ranks, which compare nothing.
+        return vars(SameBits())
+
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Compare what the policy said before the update, where it was asked."""
         self._version = prepared.version
