@@ -54,7 +54,7 @@ from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
 from oxrl.tables.numbers import NUMBERS
 from oxrl.tables.policy import Algorithm
-from oxrl.tables.roles import Role
+from oxrl.tables.roles import POLICY, REFERENCE, Role
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Assembly:
             revision=role.revision,
             on_meta=on_meta,
             four_bit="held" if trained and asked.load_in_4bit else "no",
-            exact=self.cfg.run.exact,
+            exact=self.cfg.run.exact and role.name in (POLICY, REFERENCE),
         )
         model = load(name, options)
         fix_rotations(model, asked.max_length)

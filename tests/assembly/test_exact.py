@@ -14,6 +14,7 @@ from oxrl.assembly.sampler_processes import sampler_of
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointError, ConfigError, EngineError
+from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.models.exact_contract import Contract
 from oxrl.report.facts import run_facts
 from oxrl.runs.checkpoints import list_checkpoints
@@ -213,6 +214,22 @@ def test_whoever_builds_a_sampler_elsewhere_compares(
 
 
 # --- What has no exact form.
+def test_a_teacher_needs_none(tmp_path: Path) -> None:
+    """Nobody samples from it, so there is nothing that it has to agree with."""
+    place = tmp_path / "teacher"
+    teacher: Any = builtin_policy("builtin:tiny", seed=3)
+    teacher.save_pretrained(place)
+    builtin_tokenizer().save_pretrained(place)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"hidden_act": "mish"}))
+    model = {"name": "builtin:tiny", "teachers": {"other": {"name": str(place)}}}
+    cfg = exact_config(tmp_path, "run", model=model, train={"alg_name": "kdrl"})
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert [line["mismatch/bits"] for line in lines] == [0.0] * 4
+    assert min(line["mismatch/bits_compared"] for line in lines) > 0
+
+
 def test_a_device_that_turns_out_to_be_a_gpu_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
