@@ -11,6 +11,8 @@ import torch
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.sampler_processes import sampler_of
+from oxrl.commands.evaluate import run_eval
+from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.errors import CheckpointError, ConfigError, EngineError
@@ -239,3 +241,32 @@ def test_a_device_that_turns_out_to_be_a_gpu_is_refused(
     monkeypatch.setattr("oxrl.assembly.assembly.chosen_device", seen)
     with pytest.raises(ConfigError, match=r"run.exact: run.device auto is cuda here.*to cpu"):
         Assembly(exact_config(tmp_path, "run")).contract  # noqa: B018
+
+
+# --- What comes after a run.
+def test_a_replay_gives_the_same_bits_and_is_refused_where_others_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = exact_config(tmp_path, "run", run={"record": "tokens"})
+    run(cfg)
+    found = replay(cfg.run.directory, 4, tolerance=0.0)
+    assert found
+    assert [str(entry) for entry in found if not entry.equal] == []
+    told_instructions(monkeypatch)
+    with pytest.raises(CheckpointError, match="another run"):
+        replay(cfg.run.directory, 4)
+
+
+@pytest.mark.timeout(300)
+def test_an_evaluation_in_processes_is_that_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "subprocess", FORKING)
+    cfg = exact_config(tmp_path, "run")
+    config = cfg.run.directory.with_suffix(".yaml")
+    written: list[bytes] = []
+    for name, more in (("one", []), ("two", ["inference_engine.processes=2"])):
+        out = tmp_path / f"{name}.jsonl"
+        run_eval(config, more, samples=2, temperature=0.7, out=out)
+        written.append(out.read_bytes())
+    assert written[0] == written[1] != b""
