@@ -202,21 +202,30 @@ def try_exact(cfg: Config) -> None:
     """Have a small model of the run's kind sampled from and scored, with the run's threads.
 
     Args:
-        cfg: settled.
+        cfg: of a run that begins or goes on.
 
     Raises:
         ConfigError: sampler and trainer differ in a bit, or part of the model has no exact form.
         DataError: the model's configuration cannot be read.
     """
-    from oxrl.engines.exact_check import check_exact  # most runs are as fast as they can be
-
     _ = Assembly(cfg).device  # sets the threads; it is the CPU, or there would be no contract
     asked = cfg.model
+    temperature = cfg.rollout.temperature
+    share = decide_sharing(cfg).value if open_choice(cfg) else cfg.train.share_prefix
+    _tried_exact(asked.name, asked.revision, asked.trust_remote_code, bool(share), temperature)
+
+
+@functools.cache
+def _tried_exact(
+    name: str, revision: str | None, trust_remote_code: bool, share_prefix: bool, temperature: float
+) -> None:
+    from oxrl.engines.exact_check import check_exact  # most runs are as fast as they can be
+
     check_exact(
-        config_of_model(asked.name, asked.revision, asked.trust_remote_code),
-        temperature=cfg.rollout.temperature,
-        share_prefix=bool(cfg.train.share_prefix),
-        trust_remote_code=asked.trust_remote_code,
+        config_of_model(name, revision, trust_remote_code),
+        temperature=temperature,
+        share_prefix=share_prefix,
+        trust_remote_code=trust_remote_code,
     )
 
 

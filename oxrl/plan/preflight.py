@@ -25,6 +25,7 @@ from oxrl.assembly.settle import (
     decide_sharing,
     describe_sharing,
     try_adapter,
+    try_exact,
     without_idle_actors,
 )
 from oxrl.config import Config
@@ -201,12 +202,6 @@ def _architecture(cfg: Config, folder: Path) -> str:
     )
 
 
-def check_exact(cfg: Config, prepared: Prepared) -> str:
-    """Check that everything of the model has an exact form, on a small one of its kind."""
-    contract = Assembly(_as_it_is_here(cfg)).contract if cfg.run.exact else None
-    return "" if contract is None else contract.line
-
-
 def check_prompts_read(cfg: Config, prepared: Prepared) -> str:
     """Check if prompts can be read once; auto does without where they cannot."""
     if not sharing_is_read(cfg):
@@ -230,6 +225,20 @@ def check_adapter(cfg: Config, prepared: Prepared) -> str:
     if cfg.lora.rank and vision_family(cfg.model.name) is None:
         try_adapter(_as_it_is_here(cfg))
     return ""
+
+
+def check_exact(cfg: Config, prepared: Prepared) -> str:
+    """Check that all of the model has an exact form, and that sampler and trainer agree, both on a
+    small model of its kind.
+    """
+    here = _as_it_is_here(cfg) if cfg.run.exact else cfg
+    contract = Assembly(here).contract
+    if contract is None:
+        return ""
+    try_exact(here)
+    return (
+        f"sampler and trainer agree to the last bit on a small model of this kind; {contract.line}"
+    )
 
 
 def check_device(cfg: Config, prepared: Prepared) -> str:
@@ -595,8 +604,8 @@ CHECKS: Mapping[str, Check] = {
     "model": check_model,
     "adapter": check_adapter,
     "device": check_device,
-    "exact": check_exact,
     "prompts": check_prompts_read,
+    "exact": check_exact,
     "tokenizer": check_tokenizer,
     "data": check_data,
     "teachers": check_teachers,

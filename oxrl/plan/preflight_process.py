@@ -70,8 +70,8 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
 LATE = {
     "model": "its files were not read",
     "device": "it was not found",
-    "exact": "nothing was computed by a tiny copy of the model",
     "prompts": "share_prefix was not tried on a tiny copy of the model",
+    "exact": "run.exact was not tried on a tiny copy of the model",
     "tokenizer": "it was not loaded",
     "data": "the first rows were not rendered by the chat template",
     "reward": "it did not score prompts of the data",

@@ -1,5 +1,6 @@
 """Operations of a decoder in exact mode, each on rows alone, in blocks and within many: how many of
-the results differ in any bit. `python -m support.exact_operations THREADS ...` prints them as JSON.
+the results differ in any bit. `python -m support.exact_operations KIND THREADS ...` prints them as
+JSON; KIND is one of KINDS, or all.
 """
 
 from __future__ import annotations
@@ -132,15 +133,23 @@ def decode_steps(width: int) -> int:
     return wrong
 
 
+KINDS = {"linear": linears, "usual": usual, "attention": attentions}
+
+
 @torch.no_grad()
-def operations(threads: int) -> dict[str, int]:
+def operations(threads: int, only: str = "all") -> dict[str, int]:
     """Operation -> in how many trials it differs."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    return {**dict(linears()), **dict(usual()), **dict(attentions())}
+    found: dict[str, int] = {}
+    for kind, trials in KINDS.items():
+        if only in (kind, "all"):
+            found |= trials()
+    return found
 
 
 if __name__ == "__main__":
-    found = {threads: operations(int(threads)) for threads in sys.argv[1:]}
+    _, kind, *counts = sys.argv
+    found = {threads: operations(int(threads), kind) for threads in counts}
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(json.dumps({"instructions": capability, "differ": found}))
