@@ -21,7 +21,8 @@ from oxrl.recipes.features.same_bits import SameBits
 from oxrl.recipes.session import RolloutProgress
 from oxrl.rollouts.sync import RolloutStep, SyncRollouts
 from oxrl.types import Output, PolicyBatch, Rollout, RolloutBatch, TokenBatch
-from support.small_runs import metric_lines, rl_config
+from support.small_runs import metric_lines, model_that_stops, rl_config
+from support.talk import TALK
 
 NOW = 6
 # Rows of a prompt of one token, and three that were sampled; the last is padding in one row.
@@ -204,20 +205,60 @@ def test_every_line_of_a_run_says_zero_and_of_how_many(tmp_path: Path, kind: str
         assert line["mismatch/bits_compared"] >= line["data/tokens"] / cfg.train.updates
 
 
+@pytest.mark.parametrize("old", ["current", "recompute"])
+@pytest.mark.parametrize("reads", ["whole", "last"])
+def test_every_turn_of_episodes_is_compared_and_a_wrong_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str, old: str
+) -> None:
+    """Whether they are read in one row, or each turn in a row of its own."""
+    (tmp_path / "talk.py").write_text(TALK)
+    sections: dict[str, Any] = {
+        "environment": {"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
+        "reward": {"name": ""},
+        "rollout": {"max_tokens": 12, "n_samples": 2, "context": reads},
+        "model": {"name": str(model_that_stops(tmp_path / "model"))},
+        "train": {"alg_name": "sgrpo", "minibatches": 2, "old_logprobs": old},
+    }
+    if old == "current":
+        del sections["train"]["minibatches"]
+    cfg = exact_config(tmp_path, "run", **sections)
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert [line["mismatch/bits"] for line in lines] == [0.0] * 4
+    updates = cfg.train.updates
+    for line in lines:
+        assert line["mismatch/bits_compared"] >= line["data/tokens"] / updates
+
+    def change(step: RolloutStep) -> None:
+        if step.step == updates:
+            step.rollouts[3] = one_further(step.rollouts[3], 0, last=True)
+            changed.append(step.rollouts[3])
+
+    changed: list[Rollout] = []
+    sampled_with(monkeypatch, change)
+    with pytest.raises(InvariantError, match="something in this run is not exact") as error:
+        run(exact_config(tmp_path, "wrong", **sections))
+    [rollout] = changed
+    assert f"(draw {rollout.group_id})" in str(error.value)
+
+
 def test_a_run_that_promises_nothing_compares_nothing(tmp_path: Path) -> None:
     cfg = rl_config(tmp_path, "run", run={"steps": 1})
     run(cfg)
     assert [key for key in metric_lines(cfg.run.directory)[0] if "bits" in key] == []
 
 
-def one_further(rollout: Rollout, place: int) -> Rollout:
-    """The rollout, and one log-probability that its sampler did not say."""
-    segment = rollout.completion.segments[0]
-    said = torch.tensor(segment.logprobs)
+def one_further(rollout: Rollout, place: int, *, last: bool = False) -> Rollout:
+    """The rollout, and one log-probability that its sampler did not say, in its first turn or in
+    its last.
+    """
+    segments = [*rollout.completion.segments]
+    turns = [at for at, segment in enumerate(segments) if segment.logprobs]
+    at = turns[-1 if last else 0]
+    said = torch.tensor(segments[at].logprobs)
     said[place] = torch.nextafter(said[place], torch.tensor(0.0))
-    changed = replace(segment, logprobs=tuple(said.tolist()))
-    segments = (changed, *rollout.completion.segments[1:])
-    return replace(rollout, completion=replace(rollout.completion, segments=segments))
+    segments[at] = replace(segments[at], logprobs=tuple(said.tolist()))
+    return replace(rollout, completion=replace(rollout.completion, segments=tuple(segments)))
 
 
 Change = Callable[[RolloutStep], None]
