@@ -43,6 +43,7 @@ NAV = {
         "docs/action.md",
         "docs/adapters.md",
         "docs/devices.md",
+        "docs/exact.md",
         "docs/sampling_ahead.md",
         "docs/report.md",
         "docs/evaluation.md",

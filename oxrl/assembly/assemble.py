@@ -71,6 +71,8 @@ def train_rl(assembly: Assembly, session: Session) -> None:
         assembly: has the parts.
         session: of the run.
     """
+    if assembly.contract is not None:
+        session.message(f"exact: {assembly.contract.line}")
     with ExitStack() as stack:
         machine = assemble(assembly, session.clock, stack, session.pool)
         if assembly.cfg.run.only is None:
@@ -193,8 +195,8 @@ def build_features(assembly: Assembly, engines: Engines, stack: ExitStack) -> li
     cfg = assembly.cfg
     of_row = set(cfg.train.row.needs) - NOTHING_ADDED
     rescales = cfg.reward.bound is not None  # as where rewards are normalised
-    records = cfg.run.record == "tokens"
-    if not (of_row or cfg.train.features or rescales or records or cfg.environment.name):
+    looks = cfg.run.record == "tokens" or cfg.run.exact
+    if not (of_row or cfg.train.features or rescales or looks or cfg.environment.name):
         return []
     from oxrl.assembly.features import features_of  # most runs have none
 

@@ -34,7 +34,14 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.folder import PROCESSOR, has_image_processor, vision_family
 from oxrl.models import self_checks, shared_prefix
-from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
+from oxrl.models.load import (
+    LoadOptions,
+    config_of_model,
+    load_critic,
+    load_policy,
+    load_tokenizer,
+    named_in_errors,
+)
 from oxrl.models.network import ValueModel, fix_rotations
 from oxrl.models.token_mask import banned_tokens, sample_only
 from oxrl.runs.clock import MachineSpeed, machine_speed
@@ -47,13 +54,14 @@ from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
 from oxrl.tables.numbers import NUMBERS
 from oxrl.tables.policy import Algorithm
-from oxrl.tables.roles import Role
+from oxrl.tables.roles import POLICY, REFERENCE, Role
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
 
 if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.delivery import Delivery
+    from oxrl.models.exact_contract import Contract
     from oxrl.rollouts.sync import RolloutParts, RolloutSource
 
 log = logging.getLogger(__name__)
@@ -286,7 +294,7 @@ class Assembly:
             revision=role.revision,
             on_meta=on_meta,
             four_bit="held" if trained and asked.load_in_4bit else "no",
-            exact=self.cfg.run.exact,
+            exact=self.cfg.run.exact and role.name in (POLICY, REFERENCE),
         )
         model = load(name, options)
         fix_rotations(model, asked.max_length)
@@ -458,6 +466,28 @@ class Assembly:
         return self.trainer(policy, complete=True, temperature=role.temperature)
 
     # --- What samples, and what is asked of it.
+    @cached_property
+    def contract(self) -> Contract | None:
+        """The contract of `run.exact`, as this process can keep it; None where nothing is promised.
+
+        Raises:
+            ConfigError: this is not the CPU, or some part of the model has no exact form.
+            DataError: the model's configuration cannot be read.
+        """
+        if not self.cfg.run.exact:
+            return None
+        from oxrl.models.exact_contract import find_contract  # most runs promise nothing
+
+        if self.device.type != "cpu":
+            raise ConfigError(
+                f"run.exact: run.device {self.cfg.run.device} is {self.device} here, and no exact "
+                "form of what it computes exists: set run.device to cpu, or run.exact to false"
+            )
+        model = self.cfg.model
+        config = config_of_model(model.name, model.revision, model.trust_remote_code)
+        with named_in_errors("model", model.name):
+            return find_contract(config, trust_remote_code=model.trust_remote_code)
+
     @cached_property
     def recorded(self) -> Recorded:
         """The columns that are recorded of every sampled token, each with its recorder."""

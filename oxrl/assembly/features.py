@@ -18,6 +18,7 @@ from oxrl.recipes.features.episodes import Episodes
 from oxrl.recipes.features.of_rows import build_features
 from oxrl.recipes.features.own_feature import OwnFeature
 from oxrl.recipes.features.reward_scale import RewardScale
+from oxrl.recipes.features.same_bits import SameBits
 from oxrl.recipes.features.token_record import TokenRecord
 from oxrl.recipes.supervised import to_supervised_batch
 from oxrl.rewards.pools import SinglePool
@@ -54,6 +55,8 @@ def features_of(assembly: Assembly, engines: Engines, stack: ExitStack) -> Itera
         yield own
     if cfg.run.record == "tokens":
         yield TokenRecord(cfg.run.directory / ROLLOUTS)
+    if cfg.run.exact and cfg.rollout.from_samples is None:
+        yield SameBits()
     if cfg.environment.name:
         # Last: what it hands on is cut into rows.
         yield Episodes()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.pins import packages_named, review_inputs
 from oxrl.assembly.reference import reference_text
 from oxrl.checkpoint.saving import Origin, SavingOptions
@@ -90,6 +91,7 @@ def _saving_options(cfg: Config) -> SavingOptions:
         waits=cfg.run.waits,
         origin=origin,
         first_refers=cfg.run.first_checkpoint == "reference",
+        contract=Assembly(cfg).contract,
     )
 
 

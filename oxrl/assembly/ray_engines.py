@@ -28,6 +28,7 @@ from oxrl.tables.roles import POLICY
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
+    from oxrl.models.exact_contract import Contract
 
 
 def open_cluster(cfg: Config) -> Cluster:
@@ -77,7 +78,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     placed = by_node(planned, cluster.reserve(planned.bundles))
     group = None
     if training:
-        build_rank = partial(trainers_of_rank, cfg)
+        build_rank = partial(trainers_of_rank, cfg, assembly.contract)
         group = RankGroup(
             cluster, placed.trainers, build_rank, waits, nbytes=len(roles_of(cfg)) * nbytes
         )
@@ -92,7 +93,7 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
         sampler = RayRollouts(
             cluster,
             placed.samplers,
-            partial(sampler_of, cfg),
+            partial(sampler_of, cfg, assembly.contract),
             waits,
             nbytes=nbytes,
             before_wake=group.free_cache if colocated and group is not None else None,
@@ -109,8 +110,18 @@ def build_ray_engines(assembly: Assembly, stack: ExitStack) -> Engines:
 
 
 @contextmanager
-def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
-    """Build the trainers of a training actor, in an environment that says which rank it is."""
+def trainers_of_rank(cfg: Config, promised: Contract | None) -> Iterator[dict[str, Trainer]]:
+    """Build the trainers of a training actor, in an environment that says which rank it is.
+
+    Args:
+        promised: by the process that began the run; None: nothing is.
+
+    Raises:
+        EngineError: this one cannot keep it.
+    """
+    contract = Assembly(cfg).contract
+    if contract is not None:
+        contract.check_same(promised)
     with joined_ranks(Assembly(cfg).device, cfg.run.waits) as ranks:
         yield Assembly(cfg, ranks).trainers()
 

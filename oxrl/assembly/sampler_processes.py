@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -27,13 +28,26 @@ from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import ConfigError
 from oxrl.models.lora import AdapterOptions
 
+if TYPE_CHECKING:
+    from oxrl.models.exact_contract import Contract
+
 # Takes what is to be called at the end.
 Closing = Callable[[Callable[[], None]], object]
 
 
-def sampler_of(cfg: Config) -> RolloutEngine:
-    """The sampler that a process of its own builds, on a model of its own."""
-    return sampler_here(Assembly(cfg))
+def sampler_of(cfg: Config, promised: Contract | None = None) -> RolloutEngine:
+    """The sampler that a process of its own builds, on a model of its own.
+
+    Args:
+        promised: by the process that began the run; None: nothing is.
+
+    Raises:
+        EngineError: this process cannot keep it.
+    """
+    assembly = Assembly(cfg)
+    if assembly.contract is not None:
+        assembly.contract.check_same(promised)
+    return sampler_here(assembly)
 
 
 def sampler_here(assembly: Assembly) -> RolloutEngine:
@@ -101,7 +115,7 @@ def hosted_sampler(assembly: Assembly, closing: Closing) -> RolloutWorkers:
     return RolloutWorkers(
         machine,
         [None] * cfg.samplers,
-        partial(sampler_of, cfg),
+        partial(sampler_of, cfg, assembly.contract),
         cfg.run.waits,
         nbytes=cfg.model.nbytes,
         before_wake=torch.cuda.empty_cache if shares else None,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM
 
 from oxrl.assembly import micro_batch_rules
 from oxrl.assembly.assembly import DTYPES, Assembly
@@ -22,10 +22,7 @@ from oxrl.assembly.pins import with_pinned_inputs
 from oxrl.config import Config
 from oxrl.config.conditions import SHARING, obstacles, open_choice
 from oxrl.engines.sample.local import attends_to_everything
-from oxrl.errors import ConfigError
-from oxrl.modelfiles.builtin import builtin_policy, is_builtin
-from oxrl.modelfiles.folder import adapter_base
-from oxrl.models.load import named_in_errors
+from oxrl.models.load import config_of_model
 from oxrl.models.self_checks import remembered_trial, try_sharing
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.recipes.session import Session
@@ -188,7 +185,7 @@ def decide_sharing(cfg: Config) -> Choice:
         return Choice(False, f"sharing {why}")
     if cfg.recipe == "rl" and cfg.rollout.n_samples == 1:
         return Choice(False, "each prompt has one response (rollout.n_samples)")
-    config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
+    config = config_of_model(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
     if not attends_to_everything(config, cfg.model.max_length):
         kind = config.get_text_config().model_type
         return Choice(False, f"not every layer of {kind} is known to have full attention")
@@ -211,12 +208,7 @@ def try_exact(cfg: Config) -> None:
         ConfigError: sampler and trainer differ in a bit, or part of the model has no exact form.
         DataError: the model's configuration cannot be read.
     """
-    device = Assembly(cfg).device  # sets the threads
-    if device.type != "cpu":
-        raise ConfigError(
-            f"run.exact: there are exact forms for the CPU alone, and the run would use {device}; "
-            "set run.device: cpu, or run.exact: false"
-        )
+    _ = Assembly(cfg).device  # sets the threads; it is the CPU, or there would be no contract
     asked = cfg.model
     temperature = cfg.rollout.temperature
     share = decide_sharing(cfg).value if open_choice(cfg) else cfg.train.share_prefix
@@ -230,7 +222,7 @@ def _tried_exact(
     from oxrl.engines.exact_check import check_exact  # most runs are as fast as they can be
 
     check_exact(
-        _model_config(name, revision, trust_remote_code),
+        config_of_model(name, revision, trust_remote_code),
         temperature=temperature,
         share_prefix=share_prefix,
         trust_remote_code=trust_remote_code,
@@ -245,28 +237,15 @@ def try_adapter(cfg: Config) -> None:
         DataError: the model's configuration cannot be read.
     """
     asked = cfg.model
-    config = _model_config(asked.name, asked.revision, asked.trust_remote_code)
+    config = config_of_model(asked.name, asked.revision, asked.trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=asked.trust_remote_code)
     Assembly(cfg).adapted(model)
 
 
 @functools.cache
-def _model_config(name: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
-    base = adapter_base(name)
-    if base is not None:
-        return _model_config(base, None, trust_remote_code)
-    if is_builtin(name):
-        return builtin_policy(name, seed=0).config
-    with named_in_errors("model", name):
-        return AutoConfig.from_pretrained(
-            name, trust_remote_code=trust_remote_code, revision=revision or "main"
-        )
-
-
-@functools.cache
 def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str) -> float:
-    config = _model_config(name, revision, trust_remote_code)
+    config = config_of_model(name, revision, trust_remote_code)
     if trust_remote_code:
         return try_sharing(config, DTYPES[dtype], trust_remote_code=trust_remote_code)
     return remembered_trial(config, DTYPES[dtype])

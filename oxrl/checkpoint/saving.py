@@ -31,6 +31,7 @@ from oxrl.tables.watch import Deadlines
 
 if TYPE_CHECKING:
     from oxrl.checkpoint.verify import Checkpoint
+    from oxrl.models.exact_contract import Contract
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +107,14 @@ class SavingOptions:
     waits: the longest time without a single byte written.
     origin: what the models of the run are built from.
     first_refers: the first checkpoint names that, instead of holding the models.
+    contract: what `run.exact` promises; None where it promises nothing.
     """
 
     background: bool
     waits: Deadlines
     origin: Origin
     first_refers: bool
+    contract: Contract | None = None
 
 
 class Saver:
@@ -186,7 +189,14 @@ class Saver:
         log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
 
     def load(self, found: Checkpoint, engines: SavedEngines) -> None:
-        """Restore engines from a checkpoint; on every rank."""
+        """Restore engines from a checkpoint; on every rank.
+
+        Raises:
+            CheckpointError: it is of another machine than a run with `run.exact` can go on.
+        """
+        contract = self._options.contract
+        if contract is not None:
+            contract.check_resumed(found.path)
         wait = self._options.waits.of("load", size_of(found.path))
         with self._ranks.within(wait, "a checkpoint"):
             for name, engine in engines.items():
@@ -277,6 +287,8 @@ class Saver:
             elif self._ranks.first:
                 write = self._options.origin.write if _is_by_ranks(engine) else engine.save
                 write(folder)
+        if self._ranks.first and self._options.contract is not None:
+            self._options.contract.write(directory)
 
     def _complete(self) -> None:
         writer = self._writer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -153,6 +155,29 @@ def _made_up(name: str) -> _MadeUp:
     if name in BUILTIN_VISION:
         return _MadeUp(vision_policy, vision_tokenizer)
     return _MadeUp(builtin_policy, builtin_tokenizer)
+
+
+@functools.cache
+def config_of_model(name: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration of a model, without its weights; of an adapter that of the model below it.
+
+    Args:
+        name: as `model.name`.
+        revision: commit, tag or branch on the hub; None: the main branch.
+        trust_remote_code: run Python code that the model's authors ship with it.
+
+    Raises:
+        DataError: the model's configuration cannot be read.
+    """
+    base = adapter_base(name)
+    if base is not None:
+        return config_of_model(base, None, trust_remote_code)
+    if is_builtin(name):
+        return builtin_policy(name, seed=0).config
+    with named_in_errors("model", name):
+        return AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision or "main"
+        )
 
 
 def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from oxrl.errors import DataError, UnreachableError, counted
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import disk_needed, memory, on_cpu, sync_bytes
-from oxrl.tables.engines import KEPT_CACHES
+from oxrl.tables.engines import EXACT, KEPT_CACHES
 from oxrl.tables.watch import PHASES, Phase
 
 # Texts by their labels; an empty one is not shown.
@@ -43,6 +43,7 @@ def plan_text(cfg: Config) -> str:
     lines["teachers"] = teachers_text(cfg)
     lines |= _sizes(cfg)
     lines["micro-batch"] = _micro_batches(cfg)
+    lines["exact"] = EXACT if cfg.run.exact else ""
     lines["deadlines"] = _waits(cfg)
     return "\n".join(f"{label:<12}{text}" for label, text in lines.items() if text)
 

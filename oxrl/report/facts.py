@@ -13,7 +13,7 @@ from oxrl.errors import RunDirectoryError
 from oxrl.flat_config import recorded_config
 from oxrl.modelfiles.dims import vocabulary_of
 from oxrl.redact import masked
-from oxrl.runs.checkpoints import is_run, list_checkpoints
+from oxrl.runs.checkpoints import CHECKPOINTS, CONTRACT_FILE, is_run, list_checkpoints
 from oxrl.runs.files import CHAIN_FIELD, Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
 from oxrl.tables.engines import KEPT_CACHES
@@ -39,9 +39,9 @@ def run_facts(directory: Path) -> Json:
         "name": str(config.get("run.name", directory.name)),
         "finished": read_json(directory / "result.json") is not None,
         "config": list(config_rows(config)),
-        "environment": list(environment_rows(read_json(directory / "environment.json") or {})),
+        "environment": [*environment_rows(machine_facts(directory))],
         "starts": [start_row(start) for start in read_records(directory / "starts.jsonl")],
-        "checkpoints": [step for step, _ in list_checkpoints(directory / "checkpoints")],
+        "checkpoints": [step for step, _ in list_checkpoints(directory / CHECKPOINTS)],
         "health": [verdict._asdict() for verdict in checks],
         "notes": [KEPT_CACHES] if config.get("rollout.swap") == "keep" else [],
         "metrics": columns_of(lines),
@@ -55,6 +55,18 @@ def config_rows(config: Mapping[str, Any]) -> Iterator[list[Any]]:
         default = defaults[path]
         told = None if default == value else _text(default)
         yield [path, _text(value), told]
+
+
+def machine_facts(directory: Path) -> Json:
+    """The notes of a run on its machine, and in its newest checkpoint on the bits that it computes.
+
+    Args:
+        directory: of the run.
+    """
+    facts = read_json(directory / "environment.json") or {}
+    newest = list_checkpoints(directory / CHECKPOINTS)[-1:]
+    contract = read_json(newest[0][1] / CONTRACT_FILE) if newest else None
+    return facts if contract is None else {**facts, "exact": contract}
 
 
 def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]:

@@ -18,6 +18,8 @@ from oxrl.runs.files import clear
 CHECKPOINTS = "checkpoints"
 # Written last into a checkpoint; it makes a folder one.
 MANIFEST_FILE = "manifest.json"
+# With `run.exact`: what is promised, and what that depends on; see `oxrl.models.exact_contract`.
+CONTRACT_FILE = "exact.json"
 NAME = re.compile(r"step_(\d{8,})")
 
 

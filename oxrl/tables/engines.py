@@ -21,6 +21,11 @@ KEPT_CACHES = (
     "responses in flight keep keys and values of older weights; no proof exists of which weights "
     "their log-probabilities are (rollout.swap=keep)"
 )
+# Of `run.exact`, said before a run.
+EXACT = (
+    "log-probabilities of sampler and trainer are the same to the last bit, which is proved in "
+    "each step; a step takes 1.2 to 1.5 times as long"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -367,7 +367,7 @@ ADAPTER = {"lora": {"rank": 4, "alpha": 8}}
         ADAPTER,
         {**ADAPTER, "inference_engine": {"processes": 1}},
         *in_full({"train": {"share_prefix": False, "micro_batch_tokens": 100}}),
-        *in_full({"train": {"alg_name": "ppo"}}, {"train": {"gradient_checkpointing": True}}),
+        *in_full({"train": {"alg_name": "ppo"}}, {"model": {"gradient_checkpointing": True}}),
     ],
 )
 def test_a_run_says_that_sampler_and_trainer_do_not_differ(

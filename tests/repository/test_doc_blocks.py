@@ -64,6 +64,7 @@ NOT_EXECUTED = {
     ("docs/action.md", "action: {size: 2, chunk: 8, code: fast"): "tests/data/test_fast.py",
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/packages/test_agent_run.py",
+    ("docs/exact.md", "checkpoints/step"): "a message: tests/models/test_exact_contract.py",
     ("docs/howto.md", "oxrl prepare gguf"): "needs a file: tests/packages/test_gguf.py",
     ("docs/howto.md", "oxrl train config.yaml inference_engine.processes=2"): (
         "tests/engines/test_sampling_processes.py"

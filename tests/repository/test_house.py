@@ -32,22 +32,22 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 369_200,
+    "the core": 371_500,
     "packages": 100_000,
     ".": 7_900,
-    "assembly": 19_150,
+    "assembly": 19_450,
     "checkpoint": 10_500,
     "cli": 5_900,
     "commands": 15_450,
-    "config": 31_600,
+    "config": 31_900,
     "data": 32_450,
     "engines": 65_300,
     "environments": 5_900,
     "functional": 30_500,
     "modelfiles": 6_400,
-    "models": 21_850,
+    "models": 22_800,
     "plan": 11_100,
-    "recipes": 24_550,
+    "recipes": 25_250,
     "report": 3_950,
     "rewards": 14_900,
     "rollouts": 23_650,
@@ -97,7 +97,7 @@ ITERATION_BRANCHES = 50
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 120
+MOST_INNER_IMPORTS = 122
 
 COLLECTIONS = {
     "Callable",

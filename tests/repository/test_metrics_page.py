@@ -30,6 +30,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "sgrpo": {**RL, "train": {"alg_name": "sgrpo", "kl_coeff": 0.1, "correction": "truncate"}},
     "grpo": {
         **RL,
+        "run": SHARED["run"] | {"exact": True},
         "data": RL["data"] | {"eval_rows": 6},
         "train": {
             "features": {

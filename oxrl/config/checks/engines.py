@@ -314,6 +314,16 @@ def _in_four_bits(cfg: Config) -> Problems:
         )
 
 
+# --- Bits.
+def check_exact(cfg: Config) -> Problems:
+    """Everything that computes has a form whose bits do not depend on what is in a batch."""
+    if not cfg.run.exact:
+        return
+    from oxrl.config.checks.exact import exact_problems  # most runs are as fast as they can be
+
+    yield from exact_problems(cfg)
+
+
 # --- Models.
 def check_template(cfg: Config) -> Problems:
     """The chat template is a file, or one of oxRL's."""
