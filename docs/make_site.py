@@ -44,6 +44,7 @@ NAV = {
         "docs/adapters.md",
         "docs/devices.md",
         "docs/sampling_ahead.md",
+        "docs/cut_sampling.md",
         "docs/report.md",
         "docs/evaluation.md",
         "docs/extend.md",

@@ -32,16 +32,16 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 365_000,
+    "the core": 367_000,
     "packages": 100_000,
-    ".": 7_900,
-    "assembly": 19_000,
+    ".": 8_050,
+    "assembly": 19_050,
     "checkpoint": 10_500,
     "cli": 5_900,
     "commands": 15_450,
-    "config": 31_500,
-    "data": 32_450,
-    "engines": 63_600,
+    "config": 31_750,
+    "data": 32_600,
+    "engines": 63_650,
     "environments": 5_900,
     "functional": 30_500,
     "modelfiles": 6_400,
@@ -87,17 +87,17 @@ MOST_ARGUMENTS = 7
 # aim is 5,500 and 70.
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
-DRIVER_NODES = 8_300
+DRIVER_NODES = 8_350
 DRIVER_BRANCHES = 71
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
-ITERATION_NODES = 5_350
+ITERATION_NODES = 5_400
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 117
+MOST_INNER_IMPORTS = 121
 
 COLLECTIONS = {
     "Callable",
