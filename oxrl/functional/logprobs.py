@@ -300,7 +300,7 @@ def _logits_of_chunk(
     """`_tempered_logits` of some of N positions, each cut to the tokens that it keeps."""
     z, tanh = _tempered_logits(hidden[rows], weight, bias, options)
     if options.kept is not None:
-        z = z.masked_fill(_left_out(options.kept, rows, z), NO_CHANCE)
+        z.masked_fill_(_left_out(options.kept, rows, z), NO_CHANCE)
     return z, tanh
 
 
