@@ -45,6 +45,7 @@ NAV = {
         "docs/devices.md",
         "docs/exact.md",
         "docs/sampling_ahead.md",
+        "docs/cut_sampling.md",
         "docs/report.md",
         "docs/evaluation.md",
         "docs/extend.md",

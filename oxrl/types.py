@@ -69,6 +69,8 @@ TensorMap = Mapping[str, "Tensor"]
 Entries = tuple[Any, ...]
 # Of a TokenBatch, the column that is not recorded but chosen before the update.
 CANDIDATES = "candidates"
+# What the name of a recorded tensor ends with that has the numbers of a ragged column.
+OF_LISTS = ".values"
 # What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
@@ -133,11 +135,12 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Settings of sampling. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Settings of sampling. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 128
     stop_token_ids: TokenIds = ()
 
@@ -356,11 +359,14 @@ class Ragged:
         """Values of `rows` (int64 indices) only."""
         import torch
 
-        ends = self.row_offsets
-        pieces = [self.values[ends[row] : ends[row + 1]] for row in rows.tolist()]
-        lengths = torch.tensor([0] + [len(piece) for piece in pieces])
-        values = torch.cat(pieces) if pieces else self.values[:0]
-        return Ragged(values=values, row_offsets=lengths.cumsum(0))
+        rows = rows.to(self.row_offsets.device)
+        lengths = self.row_offsets.diff()[rows]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        # How far the values of each row move.
+        moved = self.row_offsets[rows] - offsets[:-1]
+        places = torch.arange(int(offsets[-1])) + moved.repeat_interleave(lengths)
+        values = self.values[places.to(self.values.device)]
+        return Ragged(values=values, row_offsets=offsets)
 
     def to(self, device: torch.device | str) -> Ragged:
         """The same with its values on `device`."""
@@ -423,7 +429,8 @@ class TokenBatch(RowBatch):
     position_ids: [B, T] int64, or None for 0..n-1.
     columns: [B, T] or [B, T, width] by name, what the sampler recorded of every token; CANDIDATES,
         [B, T, K] int64, are ids whose logprobs "top_k=<K>" returns instead of those of the most
-        likely tokens.
+        likely tokens. Of a ragged column, how many numbers each token has, which are in `lists`.
+    lists: the numbers of ragged columns by name, those of a row's tokens one after the other.
     extras: pixels and the like, sliceable by row.
     """
 
@@ -432,6 +439,7 @@ class TokenBatch(RowBatch):
     response_mask: Tensor
     position_ids: Tensor | None = None
     columns: TensorMap = field(default_factory=dict)
+    lists: Mapping[str, Ragged] = field(default_factory=dict)
     extras: Mapping[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -470,14 +478,31 @@ class TokenBatch(RowBatch):
         """[B, T, ...] of the rows that `as_read` gives, by those that are here."""
         return values
 
+    def list_of_tokens(self, name: str) -> Ragged:
+        """A ragged column with a row for each of the B * T tokens.
+
+        Args:
+            name: of the column.
+        """
+        import torch
+
+        counts = self.columns[name].flatten().cpu().long()
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Ragged(values=self.lists[name].values, row_offsets=offsets)
+
     def named(self) -> Tensors:
         """Its tensors, as they are recorded."""
         columns = {name: values for name, values in self.columns.items() if name != CANDIDATES}
-        return columns | {
-            "tokens": self.tokens,
-            "attention_mask": self.attention_mask,
-            "response_mask": self.response_mask,
-        }
+        lists = {f"{name}{OF_LISTS}": ragged.values for name, ragged in self.lists.items()}
+        return (
+            columns
+            | lists
+            | {
+                "tokens": self.tokens,
+                "attention_mask": self.attention_mask,
+                "response_mask": self.response_mask,
+            }
+        )
 
 
 class ImageSource(Protocol):

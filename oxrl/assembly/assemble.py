@@ -412,6 +412,7 @@ def build_row_rules(assembly: Assembly, limits: Limits) -> RowRules:
         groups_of_two=assembly.cfg.train.row.has(GROUPS),
         images=assembly.images,
         columns=assembly.columns,
+        vocabulary=limits.vocabulary,
     )
 
 

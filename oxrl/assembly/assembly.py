@@ -75,13 +75,15 @@ class Limits(NamedTuple):
     """The limits that a model and its tokenizer set.
 
     longest: prompt, in tokens. stop_token_ids: end a response. context: tokens that the model
-    reads. None: unlimited. image_ids: tokens that stand for images.
+    reads. None: unlimited. image_ids: tokens that stand for images. vocabulary: tokens that the
+    model can tell apart; None: not known.
     """
 
     longest: int | None
     stop_token_ids: TokenIds
     context: int | None
     image_ids: TokenIds = ()
+    vocabulary: int | None = None
 
 
 class Engines(NamedTuple):
@@ -491,6 +493,11 @@ class Assembly:
     @cached_property
     def recorded(self) -> Recorded:
         """The columns that are recorded of every sampled token, each with its recorder."""
+        cfg = self.cfg
+        if cfg.recipe == "rl" and cfg.rollout.cuts and cfg.inference_engine.name == "local":
+            from oxrl.engines.sample.kept import KEPT_SETS  # most runs sample from all tokens
+
+            return KEPT_SETS
         return NOTHING
 
     @property
@@ -524,20 +531,20 @@ class Assembly:
         asked = self.cfg.data.max_prompt_tokens
         stop_token_ids = stop_tokens(self.tokenizer, model)
         image_ids = banned_tokens(model.config)
+        vocabulary = model.config.get_text_config().vocab_size
         if context is None:
-            return Limits(asked, stop_token_ids, None, image_ids)
+            return Limits(asked, stop_token_ids, None, image_ids, vocabulary)
         room = context - most
         if room < 1 or (asked is not None and asked > room):
             raise ConfigError(
                 f"rollout.max_tokens={most} plus data.max_prompt_tokens={asked} do not fit the "
                 f"model's context of {context} tokens; lower one of them"
             )
-        return Limits(room if asked is None else asked, stop_token_ids, int(context), image_ids)
+        longest = room if asked is None else asked
+        return Limits(longest, stop_token_ids, int(context), image_ids, vocabulary)
 
     def sampling(self, stop_token_ids: TokenIds, temperature: float | None = None) -> Sampling:
-        """The way that `rollout` samples, at another temperature if there is one; training has no
-        top_p or top_k (see the checks).
-        """
+        """The way that `rollout` samples, at another temperature if there is one."""
         rollout = self.cfg.rollout
         if self.actions is not None:
             # A turn has a fixed number of tokens and none that ends it, or one that does.
@@ -547,6 +554,7 @@ class Assembly:
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
+            min_p=rollout.min_p,
             max_tokens=rollout.max_tokens,
             stop_token_ids=stop_token_ids,
         )

@@ -39,7 +39,7 @@ from oxrl.types import Completion, Request, Rollout
 MEASURED = {
     "reward": ("name", "parts", "options"),
     "environment": ("name", "options", "max_turns", "tool_role"),
-    "rollout": ("max_tokens", "top_p", "top_k", "context"),
+    "rollout": ("max_tokens", "top_p", "top_k", "min_p", "context"),
 }
 
 

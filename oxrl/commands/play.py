@@ -90,7 +90,8 @@ def run_play(
         limits = Limits(None, stops, sampler.context)
         engine, judge = answering(assembly, sampler, scorer, limits, asked[0][1], stack)
         wanted = assembly.sampling(stops, sampling.temperature)
-        wanted = replace(wanted, top_p=sampling.top_p, top_k=sampling.top_k)
+        cuts = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+        wanted = replace(wanted, **cuts)
         requests = make_requests(asked, samples=samples, sampling=wanted, run_seed=seed)
         completions = generate(engine, requests, deadline_s=cfg.run.waits.seconds["rollout"])
         episodes = zip(asked, in_groups(completions, samples), strict=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from oxrl.assembly.assembly import Assembly
 from oxrl.assembly.opening import session_options
@@ -40,8 +40,11 @@ from oxrl.runs.pins import CODE
 from oxrl.runs.ranks import Ranks
 from oxrl.runs.recorder import Recorder, load_tensors
 from oxrl.runs.waiting import StopRequest
-from oxrl.types import Metrics, Prompt, Score, TensorMap
+from oxrl.types import OF_LISTS, Metrics, Prompt, Score, TensorMap
 from oxrl.usercode.given import giving, is_given, is_here
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -401,15 +404,26 @@ def _compare_tensors(
     """One row of the tensors of a batch."""
     for name, tensor in recorded.items():
         other = now.get(name)
+        of_list = name.endswith(OF_LISTS)
+        if of_list and other is not None:
+            tensor = _list_of_row(recorded, name, row)
+            other = _list_of_row(now, name, row)
         if other is None or other.shape != tensor.shape or not tensor.ndim:
             yield Mismatch(f"{what}, {name}", f"shape {tuple(tensor.shape)}", "another", False)
             continue
-        before = tensor[row].double()
-        after = other[row].double()
+        before = (tensor if of_list else tensor[row]).double()
+        after = (other if of_list else other[row]).double()
         limit = tolerance if tensor.is_floating_point() else 0.0
         if not before.allclose(after, rtol=limit, atol=limit, equal_nan=True):
             apart = (before - after).abs().max().item()
             yield Mismatch(f"{what}, {name} per token", "as recorded", f"{apart:.3g} apart", False)
+
+
+def _list_of_row(tensors: TensorMap, name: str, row: int) -> Tensor:
+    """Return the numbers of a ragged column that one row of a batch has."""
+    ends = tensors[name.removesuffix(OF_LISTS)].sum(1).cumsum(0)
+    first = 0 if row == 0 else int(ends[row - 1])
+    return tensors[name][first : int(ends[row])]
 
 
 def compare_update(

@@ -17,6 +17,7 @@ from oxrl.types import (
     Completion,
     Example,
     Images,
+    Ragged,
     Rollout,
     RolloutBatch,
     Rollouts,
@@ -85,7 +86,9 @@ def _recorded_inputs(
 ) -> TokenBatch:
     """Lay rows out as a model reads them, with what is recorded of their tokens."""
     found = {name: padded_column(rows, name, column) for name, column in columns.items()}
-    return replace(to_inputs(rows, pad_id, images), columns=found)
+    ragged = {name: column for name, column in columns.items() if column.ragged}
+    lists = {name: joined_entries(rows, name, column) for name, column in ragged.items()}
+    return replace(to_inputs(rows, pad_id, images), columns=found, lists=lists)
 
 
 def padded_column(rows: Sequence[Laid], name: str, column: Column) -> Tensor:
@@ -97,10 +100,14 @@ def padded_column(rows: Sequence[Laid], name: str, column: Column) -> Tensor:
         column: what it holds.
 
     Returns:
-        [B, T], or [B, T, width] where a token has several numbers.
+        [B, T], or [B, T, width] where a token has several numbers; [B, T] int32 of a ragged
+        column: how many each token has.
     """
     entries = [row.recorded[name] for row in rows]
     dtype = getattr(torch, column.dtype)
+    if column.ragged:
+        counts = [[len(entry) // dtype.itemsize for entry in own] for own in entries]
+        return pad_rows(counts, 0, torch.int32)
     if column.width == 1:
         return pad_rows(entries, column.fill, dtype)
     found: list[Tensor] = []
@@ -108,6 +115,27 @@ def padded_column(rows: Sequence[Laid], name: str, column: Column) -> Tensor:
         numbers = torch.frombuffer(bytearray().join(own), dtype=dtype)
         found.append(numbers.view(-1, column.width))
     return pad_sequence(found, batch_first=True, padding_value=column.fill)
+
+
+def joined_entries(rows: Sequence[Laid], name: str, column: Column) -> Ragged:
+    """Join the numbers of a ragged column, row after row, in each token after token.
+
+    Args:
+        rows: B rows.
+        name: of the column.
+        column: what it holds.
+
+    Returns:
+        A row of numbers for each of the rows.
+    """
+    dtype = getattr(torch, column.dtype)
+    whole = [bytearray().join(row.recorded[name]) for row in rows]
+    counts = torch.tensor([0, *(len(own) // dtype.itemsize for own in whole)])
+    everything = bytearray().join(whole)
+    values = torch.zeros(0, dtype=dtype)
+    if everything:  # of no bytes a tensor cannot be made
+        values = torch.frombuffer(everything, dtype=dtype)
+    return Ragged(values=values, row_offsets=counts.cumsum(0))
 
 
 def lay_out(rollout: Rollout, blanks: Mapping[str, Any]) -> list[Laid]:
@@ -297,6 +325,7 @@ def _lay_out_episodes(
         attention_mask=line_inputs.attention_mask,
         response_mask=line_inputs.response_mask,
         columns=line_inputs.columns,
+        lists=line_inputs.lists,
         rows=_recorded_inputs(rows, pad_id, images, columns),
         episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
         places=pad_rows(places, -1, torch.int64),

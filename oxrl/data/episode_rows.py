@@ -85,6 +85,7 @@ class EpisodeInputs(TokenBatch):
             attention_mask=self.attention_mask[rows],
             response_mask=self.response_mask[rows],
             columns={name: values[rows] for name, values in self.columns.items()},
+            lists={name: ragged.select(rows) for name, ragged in self.lists.items()},
             rows=self.rows.select(chosen),
             episode_ids=torch.arange(len(rows)).repeat_interleave(counts),
             places=self.places[chosen],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,32 @@ class Head(NamedTuple):
     scale: float = 1.0
     never: OptionalTensor = None  # [V] bool
     linear: Linear = nn.functional.linear
+
+
+class KeptSets(Protocol):
+    """The tokens that may stand at each of N places, where sampling was cut to them.
+
+    Those of place i are `values[row_offsets[i] : row_offsets[i + 1]]`; none means all tokens.
+    `row_offsets` [N + 1] int64 are on the CPU.
+    """
+
+    @property
+    def values(self) -> Tensor:
+        """All tokens, place after place."""
+        ...
+
+    @property
+    def row_offsets(self) -> Tensor:
+        """Beginnings of the places in `values`, and the end."""
+        ...
+
+    def select(self, rows: Tensor) -> KeptSets:
+        """Those of some places only.
+
+        Args:
+            rows: int64 indices of the places.
+        """
+        ...
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -137,6 +163,7 @@ def head_of_batch(
     sum_p_squared: bool = False,
     top_k: int = 0,
     candidates: OptionalTensor = None,
+    kept: KeptSets | None = None,
 ) -> Tensors:
     """Run the head where a token is masked in, and put what it says at that token.
 
@@ -147,6 +174,7 @@ def head_of_batch(
         mask: [B, T] bool; the head runs nowhere else.
         temperature, entropy, sum_p_squared, top_k: as of `chunked_head`.
         candidates: [B, T, k] int64, the ids to return logprobs of instead of the most likely.
+        kept: of each of the B * T tokens, those that it was sampled from.
 
     Returns:
         Field of `HeadOutput` -> [B, T] or [B, T, k], 0 where masked; those that were asked for.
@@ -154,6 +182,8 @@ def head_of_batch(
     token_at, hidden_at = predicted_positions(mask)
     if candidates is not None:
         candidates = candidates.flatten(0, 1)[token_at]
+    if kept is not None:
+        kept = kept.select(token_at)
     found = chunked_head(
         hidden[hidden_at],
         head,
@@ -163,6 +193,7 @@ def head_of_batch(
         sum_p_squared=sum_p_squared,
         candidates=candidates,
         top_k=top_k,
+        kept=kept,
     )
     aligned: Tensors = {}
     for name, value in found._asdict().items():
@@ -181,6 +212,7 @@ def chunked_head(
     sum_p_squared: bool = False,
     top_k: int = 0,
     candidates: OptionalTensor = None,
+    kept: KeptSets | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
     """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md`
@@ -199,6 +231,8 @@ def chunked_head(
         sum_p_squared: also return the sum over the vocabulary of p ** 2.
         top_k: also return the ids and logprobs of the k most likely tokens, most likely first.
         candidates: [N, k] int64, the ids to return logprobs of instead of the most likely.
+        kept: of N positions, the tokens that share all probability; everything that is returned is
+            of them. None: all tokens, everywhere.
         chunk: positions per chunk; None picks about 2M logits per chunk.
 
     Returns:
@@ -206,7 +240,7 @@ def chunked_head(
     """
     if chunk is None:
         chunk = head_chunk(head.weight.shape[0])
-    options = _Options(head, temperature, entropy, sum_p_squared, top_k, chunk)
+    options = _Options(head, temperature, entropy, sum_p_squared, top_k, chunk, kept)
     found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
     return HeadOutput(*found)
 
@@ -237,6 +271,7 @@ class _Options(NamedTuple):
     sum_p_squared: bool = False
     top_k: int = 0
     chunk: int = 1
+    kept: KeptSets | None = None
 
 
 def _tempered_logits(
@@ -257,6 +292,33 @@ def _tempered_logits(
     if head.never is not None:
         z = z.masked_fill(head.never, NO_CHANCE)
     return z, tanh
+
+
+def _logits_of_chunk(
+    hidden: Tensor, rows: slice, weight: Tensor, bias: OptionalTensor, options: _Options
+) -> tuple[Tensor, Tensor]:
+    """`_tempered_logits` of some of N positions, each cut to the tokens that it keeps."""
+    z, tanh = _tempered_logits(hidden[rows], weight, bias, options)
+    if options.kept is not None:
+        z.masked_fill_(_left_out(options.kept, rows, z), NO_CHANCE)
+    return z, tanh
+
+
+def _left_out(kept: KeptSets, rows: slice, z: Tensor) -> Tensor:
+    """[n, V] bool of the positions `rows`: tokens that none of them may be.
+
+    Another model than the one that sampled may have fewer rows in its head: ids beyond them are
+    tokens that it does not know.
+    """
+    offsets = kept.row_offsets[rows.start : rows.start + len(z) + 1]
+    ids = kept.values[offsets[0] : offsets[-1]].long()
+    counts = offsets.diff().to(z.device)
+    # Where nothing was cut, nothing is left out.
+    left_out = (counts > 0)[:, None].repeat(1, z.shape[1])
+    position = torch.arange(len(z), device=z.device).repeat_interleave(counts)
+    known = ids < z.shape[1]
+    left_out[position[known], ids[known]] = False
+    return left_out
 
 
 def _untempered_gradient(dz: Tensor, tanh: Tensor, options: _Options) -> Tensor:
@@ -301,7 +363,7 @@ class _ChunkedHead(torch.autograd.Function):
         found: defaultdict[str, list[Tensor]] = defaultdict(list)
         for start in range(0, max(len(hidden), 1), options.chunk):
             rows = slice(start, start + options.chunk)
-            z, _ = _tempered_logits(hidden[rows], weight, bias, options)
+            z, _ = _logits_of_chunk(hidden, rows, weight, bias, options)
             lse = z.logsumexp(-1)
             found["lse"].append(lse)
             picked = z.gather(1, targets[rows, None])
@@ -345,7 +407,7 @@ class _ChunkedHead(torch.autograd.Function):
             grad_bias = torch.zeros_like(bias, dtype=lse.dtype)
         for start in range(0, len(hidden), options.chunk):
             rows = slice(start, start + options.chunk)
-            z, tanh = _tempered_logits(hidden[rows], weight, bias, options)
+            z, tanh = _logits_of_chunk(hidden, rows, weight, bias, options)
             log_p = z.sub_(lse[rows, None])
             p = log_p.exp()
             dz = torch.zeros_like(p)

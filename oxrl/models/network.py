@@ -25,6 +25,7 @@ from oxrl.functional.masks import at_least_float32
 from oxrl.modelfiles.folder import family_of
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
+from oxrl.tables.columns import KEPT
 from oxrl.types import CANDIDATES, Output, TokenBatch, Want
 
 TOP_K = "top_k="
@@ -176,6 +177,7 @@ def read_tokens(
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
         candidates=inputs.columns.get(CANDIDATES),
+        kept=inputs.list_of_tokens(KEPT) if KEPT in inputs.lists else None,
         top_k=top_k[0] if top_k else 0,
     )
     return Output(**fields)

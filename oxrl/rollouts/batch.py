@@ -14,7 +14,7 @@ from oxrl.data.samples import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.tables.columns import NOTHING_MORE, Columns
+from oxrl.tables.columns import KEPT, NOTHING_MORE, Columns
 from oxrl.types import Images, Metrics, RolloutBatch, Rollouts, TokenIds
 
 
@@ -27,6 +27,7 @@ class RowRules(NamedTuple):
     groups_of_two: advantages compare rows of a group, so a row left alone has nothing to learn.
     images: those of the prompts; None: they have none.
     columns: that are recorded of every token that is sampled.
+    vocabulary: tokens that the policy can tell apart; None: not known.
     """
 
     pad_id: int
@@ -37,6 +38,7 @@ class RowRules(NamedTuple):
     groups_of_two: bool
     images: Images
     columns: Columns = NOTHING_MORE
+    vocabulary: int | None = None
 
 
 # Of rows, by what became of them.
@@ -63,7 +65,8 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         version: weight version of the update, for the age of tokens.
 
     Raises:
-        InvariantError: a row is structurally broken, see `check_rollout_batch`, or too old.
+        InvariantError: a row is structurally broken, see `check_rollout_batch`, or too old, or a
+            kept set is none.
     """
     batch = checked_rollout_batch(
         step.rollouts,
@@ -74,6 +77,10 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         strict_version=version if rules.strict else None,
         columns=rules.columns,
     )
+    if KEPT in rules.columns:
+        from oxrl.data.kept_sets import check_kept_sets  # most runs sample from all tokens
+
+        step.sampler |= check_kept_sets(batch.inputs, rules.vocabulary, step.step)
     if rules.columns:
         for own in (step.rollouts, step.baselines):
             own[:] = [replace(rollout, completion=rollout.completion.bare) for rollout in own]

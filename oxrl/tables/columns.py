@@ -23,22 +23,29 @@ class Column:
     """A quantity per token.
 
     dtype: of torch, one of CODES. fill: where nothing is recorded. width: numbers per token; above
-    1 an entry is their bytes.
+    1 an entry is their bytes. ragged: an entry is the bytes of any number of them, of none where
+    nothing is recorded.
     """
 
     dtype: str
     fill: float
     width: int = 1
+    ragged: bool = False
 
     @property
     def blank(self) -> Any:
         """The entry of a token of which nothing is recorded."""
+        if self.ragged:
+            return b""
         if self.width == 1:
             return self.fill
         return array(CODES[self.dtype], [self.fill] * self.width).tobytes()
 
     def takes(self, entry: Any) -> bool:
         """True if that is an entry of this column: a number of its type, or as many bytes."""
+        if self.ragged:
+            size = array(CODES[self.dtype]).itemsize
+            return isinstance(entry, bytes) and len(entry) % size == 0
         if self.width > 1:
             return isinstance(entry, bytes) and len(entry) == len(self.blank)
         try:
@@ -51,6 +58,9 @@ class Column:
 Columns = Mapping[str, Column]
 LOGPROBS = Column("float32", 0.0)
 VERSIONS = Column("int64", -1)
+# Of a token that a cut distribution was sampled from: the ids that were kept, ascending.
+KEPT = "kept"
+KEPT_IDS = Column("int32", 0, ragged=True)
 # Recorded by every sampler.
 ALWAYS: Columns = MappingProxyType({"logprobs": LOGPROBS, "versions": VERSIONS})
 NOTHING_MORE: Columns = MappingProxyType({})

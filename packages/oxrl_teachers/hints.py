@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -19,7 +20,17 @@ from oxrl.data.rows import Record
 from oxrl.engines.train import Scorer
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.features.base import Hint
-from oxrl.types import Output, Prompt, Rollout, RolloutBatch, Rollouts, TokenIds, Want
+from oxrl.types import (
+    Output,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    Rollouts,
+    Tensors,
+    TokenBatch,
+    TokenIds,
+    Want,
+)
 from oxrl_teachers.templates import compiled, try_apart
 
 # Where run.log hears of it.
@@ -165,6 +176,7 @@ class HintedRows:
             return _moved(Output(), batch, has_one, want, None), has_one
         tokens = [row for row, _ in shown]
         hinted = to_token_batch(tokens, [trained for _, trained in shown], self._pad_id)
+        hinted = _with_lists(hinted, batch.inputs.select(has_one.nonzero()[:, 0]))
         said = hinted.said_by(scorer.forward, want)
         return _moved(said, batch, has_one, want, hinted.response_mask), has_one
 
@@ -287,6 +299,21 @@ def is_missing(value: Any) -> bool:
         value: of the field.
     """
     return value is None or value == ""
+
+
+def _with_lists(hinted: TokenBatch, own: TokenBatch) -> TokenBatch:
+    """Give sampled tokens behind other prompts the sets that they were sampled from.
+
+    Args:
+        hinted: rows with other prompts.
+        own: the same rows as they were sampled.
+    """
+    moved: Tensors = {}
+    for name in own.lists:
+        counts = own.columns[name]
+        moved[name] = counts.new_zeros(hinted.tokens.shape)
+        moved[name][hinted.response_mask] = counts[own.response_mask]
+    return replace(hinted, columns=moved, lists=own.lists)
 
 
 def _moved(

@@ -38,13 +38,31 @@ TOOLS = ("environment.name=tools",)
         ),
         (["rollout.temperature=0"], "rollout.temperature", ["identical", "every advantage is 0"]),
         (["rollout.n_samples=1"], "rollout.n_samples", ["group_normalize", "2 or more"]),
-        (["rollout.top_p=0.9"], "rollout.top_p", ["training needs 1"]),
         (
             ["train.alg_name=dapo", "train.mask_truncated=true"],
             "train.mask_truncated",
             ["dapo punishes"],
         ),
-        (["rollout.top_k=50"], "rollout.top_k", ["training needs 0"]),
+        (
+            ["rollout.top_k=50", "train.loss=simko"],
+            "rollout.top_k",
+            ["top tokens", "left out", "rollout.top_k: 0"],
+        ),
+        (
+            ["rollout.top_p=0.9", "rollout.min_p=0.1", "train.loss=dppo_topk_tv"],
+            "rollout.top_p",
+            ["top tokens", "set rollout.top_p: 1, rollout.min_p: 0"],
+        ),
+        (
+            ["rollout.min_p=0.1", "train.loss=dppo_topk_kl"],
+            "rollout.min_p",
+            ["top tokens", "rollout.min_p: 0"],
+        ),
+        (
+            ["rollout.top_k=5", "rollout.temperature=0"],
+            "rollout.temperature",
+            ["cannot sample greedily", "set it above 0"],
+        ),
         (
             ["rollout.max_staleness=1"],
             "rollout.force_strict_on_policy",

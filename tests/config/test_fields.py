@@ -88,8 +88,6 @@ CODE_FIELDS = tuple(f"reward.{name}" for name in CODE_OPTIONS)
 # change, or that name a run (tests/rollouts/test_stored_samples.py).
 FIXED = (
     "run.training_gpus",
-    "rollout.top_p",
-    "rollout.top_k",
     "rollout.from_samples",
 )
 

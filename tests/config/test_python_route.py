@@ -40,7 +40,7 @@ MISTAKES: dict[str, Values] = {
     "run.steps": changed(train={"epochs": 4}, run={"steps": 3}),
     "rollout.temperature": changed(rollout={"temperature": 0.0}),
     "rollout.n_samples": changed(rollout={"n_samples": 1}),
-    "rollout.top_p": changed(rollout={"top_p": 0.9}),
+    "rollout.top_p": changed(rollout={"top_p": 0.9}, train={"loss": "simko"}),
     "rollout.max_tokens": changed(rollout={"max_tokens": 100_000}),
     "data.train": changed(data={"train": "nowhere.jsonl"}),
     "model.name": changed(model={"name": "builtin:tinny"}),
@@ -74,15 +74,15 @@ def test_a_mistake_is_refused_whatever_the_route(folder: Path, field: str) -> No
 
 
 def test_several_mistakes_are_one_error(folder: Path) -> None:
-    values = changed(rollout={"n_samples": 1, "top_k": 5}, run={"training_gpus": 3})
+    values = changed(rollout={"n_samples": 1, "temperature": 0.0}, run={"training_gpus": 3})
     with pytest.raises(ConfigError, match="3 problems in the configuration"):
         run(Config.model_validate(values))
 
 
 def test_a_changed_copy_is_checked_too(folder: Path, write: Callable[[Values], Path]) -> None:
     cfg = load_config(write(BASE))
-    copy = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"top_p": 0.5})})
-    with pytest.raises(ConfigError, match="training needs 1"):
+    copy = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"n_samples": 1})})
+    with pytest.raises(ConfigError, match="compares the samples of one prompt"):
         run(copy)
 
 

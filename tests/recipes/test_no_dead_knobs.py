@@ -129,6 +129,9 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     ),
     "rollout.max_tokens": ({}, 5),
     "rollout.n_samples": ({}, 3),
+    "rollout.top_p": ({}, 0.5),
+    "rollout.top_k": ({}, 5),
+    "rollout.min_p": ({}, 0.9),
     "rollout.eval_samples": (EVAL, 2),
     "rollout.eval_temperature": (EVAL | {"reward": {"name": "{folder}/rewards.py:letters"}}, 0.0),
     "inference_engine.max_rows": ({}, 3),
@@ -136,8 +139,6 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "inference_engine.name": ({}, "vllm"),
     # One value works today; any other is an error before a model is loaded.
     "run.training_gpus": ({}, 2),
-    "rollout.top_p": ({}, 0.9),
-    "rollout.top_k": ({}, 5),
     "train.alg_name": (MOVED, "cispo"),
     "train.optimizer": ({}, "muon"),
     "train.master_weights": ({"model": {"dtype": "bfloat16"}}, "none"),

@@ -38,9 +38,24 @@ class RolloutConfig(Section):
         why=TEMPERATURE,
         of=SAMPLING,
     )
-    top_p: float = setting(1.0, "Nucleus mass; 1: off. Training needs 1.", gt=0, le=1, of=SAMPLING)
+    top_p: float = setting(
+        1.0,
+        "Nucleus mass, of what min_p and top_k keep; 1: off. What is kept is recorded, and is all "
+        "that the policy is in training.",
+        gt=0,
+        le=1,
+        of=SAMPLING,
+    )
     top_k: int = setting(
-        0, "Keep the k most likely tokens; 0: off. Training needs 0.", ge=0, of=SAMPLING
+        0, "Keep the k most likely tokens, and train on those; 0: off.", ge=0, of=SAMPLING
+    )
+    min_p: float = setting(
+        0.0,
+        "Keep tokens that are at least this times as likely as the likeliest one, and train on "
+        "those; 0: off.",
+        ge=0,
+        le=1,
+        of=SAMPLING,
     )
     max_tokens: int = setting(
         512,
@@ -184,6 +199,11 @@ class RolloutConfig(Section):
         if 0 < value < 0.01:
             raise ValueError(f"must be 0 (greedy), or from 0.01 to 10, because {TEMPERATURE}")
         return value
+
+    @property
+    def cuts(self) -> bool:
+        """True if some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class EnvironmentConfig(Section):

@@ -90,21 +90,35 @@ def gumbel_noise(keys: Tensor, vocabulary: int, dtype: torch.dtype = torch.float
     return exponential.log_().neg_()
 
 
-def restrict(logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Set to -inf what top-k, then top-p at the temperature, leave out.
+def restrict(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Set to -inf what min-p, then top-k, then top-p leave out, all at the temperature.
 
     Args:
         logits: [n, V].
         temperature: [n], positive.
         top_k: [n] int64, 0 keeps all.
-        top_p: [n], 1.0 keeps all; else the fewest most likely tokens whose probabilities reach it.
+        top_p: [n], 1.0 keeps all; else the fewest most likely tokens whose probabilities reach it,
+            of those that min-p and top-k keep.
+        min_p: [n], 0.0 keeps all; else those that are at least this times as likely as the most
+            likely token. None: off everywhere.
 
     Returns:
-        [n, V]; the most likely token of a row always stays.
+        [n, V]; the most likely token of a row always stays. Of equally likely tokens those with
+        lower ids come first.
     """
     ordered, order = logits.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
     outside = (rank >= top_k[:, None]) & (top_k[:, None] > 0)
+    if min_p is not None:
+        likely = torch.softmax(ordered / temperature[:, None], 1)
+        outside |= likely < min_p[:, None] * likely[:, :1]
     inside = ordered.masked_fill(outside, -torch.inf)
     probabilities = torch.softmax(inside / temperature[:, None], 1)
     before = cumulative_sum(probabilities) - probabilities

@@ -93,8 +93,13 @@ class ParkedRows(NamedTuple):
             count = len(run.token_ids)
             slots.count[slot] = count
             slots.last[slot] = run.token_ids[-1]
+            known = len(slots.requests[slot].prefix.token_ids)
             for name, entries in run.per_token.items():
                 own = slots.sampled[name]
+                if name in slots.lists:
+                    sizes = slots.lists[name].put(slot, entries[known:])
+                    own[slot, known:count] = own.new_tensor(sizes)
+                    continue
                 own[slot, :count] = _tensor_of(entries, own)
 
 

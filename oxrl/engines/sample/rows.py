@@ -24,7 +24,7 @@ from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
 from oxrl.tables.columns import ALWAYS, Column
 from oxrl.tables.engines import SAMPLING_ENGINES, SamplingEngineName
-from oxrl.types import Request, Requests, TokenBatch, TokenIds, TokenRun
+from oxrl.types import Ragged, Request, Requests, TokenBatch, TokenIds, TokenRun
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -140,11 +140,12 @@ class Recording(NamedTuple):
     """A column, and what fills it.
 
     record: is called when a token is sampled for each of m slots, with the slots, which of them,
-    and the logits [m, V] that these tokens are drawn from: an entry each, [m] or [m, width].
+    and the logits [m, V] that these tokens are drawn from: an entry each, [m] or [m, width], or
+    m rows of numbers where the column is ragged.
     """
 
     column: Column
-    record: Callable[[Slots, slice, Tensor], Tensor]
+    record: Callable[[Slots, slice, Tensor], Tensor | Ragged]
 
 
 # What a run records of every token beside its log-probability and version, by name.
@@ -187,11 +188,13 @@ class Slots:
         limit       int64, most tokens of the response
         seed        int64, of the request
         top_k       int64, 0 keeps all; 0 for greedy rows
-        temperature, stochastic, top_p   float32; 1, 0, 1 for greedy rows, stochastic 1 for others
+        temperature, stochastic, top_p, min_p   float32; 1, 0, 1, 0 for greedy rows, stochastic 1
+                    for others
 
     `stops` [rows, S] int64 holds the stop tokens, filled up with -1. What is sampled is in
     `sampled`, by name: "token_ids" [rows, R] int64, and [rows, R] or [rows, R, width] of every
-    column. Places of a prefix stay empty: what is known of it is in its request.
+    column; of a ragged one how many numbers a token has, which are in `lists`. Places of a prefix
+    stay empty: what is known of it is in its request.
 
     Args:
         rows: number of slots.
@@ -202,20 +205,27 @@ class Slots:
         self._integers = torch.zeros(rows, 6, dtype=torch.int64, device=device)
         columns = self._integers.unbind(1)
         self.last, self.prompt_end, self.count, self.limit, self.seed, self.top_k = columns
-        self._floats = torch.zeros(rows, 3, device=device)
-        self.temperature, self.stochastic, self.top_p = self._floats.unbind(1)
+        self._floats = torch.zeros(rows, 4, device=device)
+        self.temperature, self.stochastic, self.top_p, self.min_p = self._floats.unbind(1)
         self.stops = torch.zeros(rows, 0, dtype=torch.int64, device=device)
         self.sampled = {"token_ids": torch.zeros_like(self.stops)}
+        self.lists: dict[str, SlotLists] = {}
         self._recorded = recorded
         further = {name: recording.column for name, recording in recorded.items()}
         for name, column in {**ALWAYS, **further}.items():
             shape = (rows, 0, column.width)[: 2 + (column.width > 1)]
             dtype = getattr(torch, column.dtype)
+            if column.ragged:
+                from oxrl.engines.sample.lists import SlotLists  # most runs record none
+
+                self.lists[name] = SlotLists(torch.zeros(rows, 0, dtype=dtype, device=device))
+                dtype = torch.int32
             self.sampled[name] = torch.zeros(shape, dtype=dtype, device=device)
         self.requests: list[Request] = []
         # Whether any active row is greedy, or samples from a part of the vocabulary only.
         self.greedy = False
         self.restricted = False
+        self.min_p_asked = False
 
     def occupy(self, requests: Requests) -> None:
         """Put `requests` into the next free slots."""
@@ -225,12 +235,15 @@ class Slots:
         self._integers[new] = self.stops.new_tensor([_integers(request) for request in requests])
         self._floats[new] = self._floats.new_tensor([_floats(request) for request in requests])
         self.stops[new] = -1
+        for values in self.lists.values():
+            values.count[new] = 0
         for slot, request in enumerate(requests, first):
             sampling = request.sampling
             stops = sampling.stop_token_ids
             self.stops[slot, : len(stops)] = self.stops.new_tensor(stops)
             self.greedy |= sampling.temperature == 0
-            self.restricted |= sampling.top_k > 0 or sampling.top_p < 1
+            self.min_p_asked |= sampling.min_p > 0
+            self.restricted |= sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
             self.requests.append(request)
 
     def sample(self, first: int, logits: Tensor, version: int) -> list[int]:
@@ -251,7 +264,11 @@ class Slots:
         temperature = self.temperature[rows]
         if self.restricted:
             logits = restrict(
-                logits, temperature=temperature, top_k=self.top_k[rows], top_p=self.top_p[rows]
+                logits,
+                temperature=temperature,
+                top_k=self.top_k[rows],
+                top_p=self.top_p[rows],
+                min_p=self.min_p[rows] if self.min_p_asked else None,
             )
         stochastic = self.stochastic[rows] if self.greedy else None
         tokens, logprobs = sample_tokens(
@@ -264,6 +281,8 @@ class Slots:
         sampled["versions"][rows].scatter_(1, at, version)
         for name, recording in self._recorded.items():
             entries = recording.record(self, rows, logits)
+            if isinstance(entries, Ragged):
+                entries = self.lists[name].add(rows, entries)
             own = sampled[name][rows]
             here = own[:, 0]
             if (entries.dtype, entries.shape) != (here.dtype, here.shape):
@@ -286,6 +305,11 @@ class Slots:
         counts = self.count[chosen].tolist()
         longest = max(counts, default=0)
         taken = {name: entries_of(own[chosen, :longest]) for name, own in self.sampled.items()}
+        for name, values in self.lists.items():
+            for place, slot in enumerate(slots):
+                known = len(self.requests[slot].prefix.token_ids)
+                counts_of_slot = taken[name][place][known : counts[place]]
+                taken[name][place][known:] = values.entries(slot, counts_of_slot)
         further = {name: taken.pop(name) for name in self._recorded}
         found: list[TokenRun] = []
         for place, count in enumerate(counts):
@@ -317,10 +341,12 @@ class Slots:
         if not self.requests:
             self.greedy = False
             self.restricted = False
+            self.min_p_asked = False
 
     def _move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy what is kept of some slots over others, both [m] int64."""
-        for tensor in (self._integers, self._floats, self.stops, *self.sampled.values()):
+        lists = [tensor for own in self.lists.values() for tensor in (own.values, own.count)]
+        for tensor in (self._integers, self._floats, self.stops, *self.sampled.values(), *lists):
             tensor[targets] = tensor[sources]
 
     def _make_room(self, requests: Requests) -> None:
@@ -354,8 +380,8 @@ def _integers(request: Request) -> list[int]:
 
 
 def _floats(request: Request) -> list[float]:
-    """temperature, stochastic, top_p of a row."""
+    """temperature, stochastic, top_p, min_p of a row."""
     sampling = request.sampling
     if sampling.temperature == 0:
-        return [1.0, 0.0, 1.0]
-    return [sampling.temperature, 1.0, sampling.top_p]
+        return [1.0, 0.0, 1.0, 0.0]
+    return [sampling.temperature, 1.0, sampling.top_p, sampling.min_p]
