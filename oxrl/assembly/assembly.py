@@ -42,10 +42,10 @@ from oxrl.runs.device import chosen_device
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, no_stop
 from oxrl.seeds import stable_seed
-from oxrl.tables.cells import REWARD_PARTS
+from oxrl.tables.cells import REWARD_PARTS, SAMPLER_TOP
 from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
-from oxrl.tables.numbers import NUMBERS
+from oxrl.tables.numbers import CENTER_TOP, NUMBERS
 from oxrl.tables.policy import Algorithm
 from oxrl.tables.roles import Role
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
@@ -455,7 +455,11 @@ class Assembly:
     @cached_property
     def recorded(self) -> Recorded:
         """The columns that are recorded of every sampled token, each with its recorder."""
-        return NOTHING
+        if not self.cfg.train.row.has(SAMPLER_TOP):
+            return NOTHING
+        from oxrl.engines.sample.likeliest import LikeliestRecorder  # few rows read them
+
+        return LikeliestRecorder(self.cfg.train.value(CENTER_TOP)).columns()
 
     @property
     def columns(self) -> Columns:

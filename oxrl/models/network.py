@@ -178,6 +178,7 @@ def read_tokens(
         sum_p_squared="sum_p_squared" in want,
         candidates=inputs.columns.get(CANDIDATES),
         top_k=top_k[0] if top_k else 0,
+        rest="rest_logprobs" in want,
     )
     return Output(**fields)
 

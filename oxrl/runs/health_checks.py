@@ -444,8 +444,9 @@ SIGNS = (
         "sampler-mismatch",
         at_least("mismatch/kl_k3", MISMATCH),
         "sampler and trainer give the same tokens different log-probabilities: the data is "
-        "off-policy. Use one dtype for both, a correction (train.correction: truncate), and see "
-        "whether the sampler's build has a defect",
+        "off-policy. Use one dtype for both, a correction (train.correction: truncate) or score "
+        "centering (train.centering: score: nothing drifts, docs/algorithms.md says what is left), "
+        "and see whether the sampler's build has a defect",
         "mismatch/kl_k3 is 0.01 nats per token or more",
         ("mismatch/kl_k3",),
     ),

@@ -32,14 +32,14 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 365_000,
+    "the core": 368_000,
     "packages": 100_000,
     ".": 7_900,
     "assembly": 19_000,
     "checkpoint": 10_500,
     "cli": 5_900,
     "commands": 15_450,
-    "config": 31_500,
+    "config": 32_200,
     "data": 32_450,
     "engines": 63_600,
     "environments": 5_900,
@@ -47,12 +47,12 @@ MOST_NODES = {
     "modelfiles": 6_400,
     "models": 19_650,
     "plan": 11_100,
-    "recipes": 24_550,
+    "recipes": 25_000,
     "report": 3_950,
     "rewards": 14_900,
     "rollouts": 23_650,
     "runs": 22_550,
-    "tables": 9_000,
+    "tables": 9_150,
     "usercode": 12_300,
     "oxrl_datasets": 11_500,
     "oxrl_envs": 8_850,
@@ -64,7 +64,7 @@ MOST_NODES = {
     "oxrl_teachers": 12_000,
     "oxrl_stats": 12_100,
     "oxrl_trackers": 2_750,
-    "oxrl_proofs": 28_200,
+    "oxrl_proofs": 30_600,
     "one_page": 7_300,
 }
 # Files that a run imports: a default one, and one with the reward for maths, an evaluation and
@@ -87,17 +87,17 @@ MOST_ARGUMENTS = 7
 # aim is 5,500 and 70.
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
-DRIVER_NODES = 8_300
-DRIVER_BRANCHES = 71
+DRIVER_NODES = 8_500
+DRIVER_BRANCHES = 74
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
-ITERATION_NODES = 5_350
-ITERATION_BRANCHES = 50
+ITERATION_NODES = 5_500
+ITERATION_BRANCHES = 51
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
 # Imports of the core's own modules inside functions, each with its reason behind it.
-MOST_INNER_IMPORTS = 117
+MOST_INNER_IMPORTS = 120
 
 COLLECTIONS = {
     "Callable",
