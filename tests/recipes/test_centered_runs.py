@@ -20,7 +20,10 @@ from oxrl.config import Config
 from oxrl.engines.sample.likeliest import LikeliestRecorder, likeliest
 from oxrl.engines.sample.rows import Recording
 from oxrl.errors import ConfigError
+from oxrl.recipes.objective import Objective
+from oxrl.recipes.score_centering import outcomes_of, sampler_outcomes
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST
+from oxrl.types import Output, PolicyBatch
 from support.killed_runs import killed_until_done, uninterrupted
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.talk import TALK
@@ -43,7 +46,7 @@ def talking(folder: Path, reads: str) -> Sections:
     }
 
 
-def centered(folder: Path, name: str, train: dict[str, Any], **sections: dict[str, Any]) -> Config:
+def centered(folder: Path, name: str, train: dict[str, Any], **sections: Any) -> Config:
     lines = {"steps": 4, "checkpoint_every": 0, "record": "tokens"} | sections.pop("run", {})
     return rl_config(folder, name, run=lines, train=CENTERED | train, **sections)
 
@@ -117,6 +120,42 @@ def test_a_run_trains_and_its_records_have_the_heads(way: str, tmp_path: Path) -
     for line in lines:
         assert 0 <= line["update/center_tail_frac"] <= 1
     assert max(line["update/grad_norm"] for line in lines) > 0
+
+
+# way of a run -> what is known of the head before the update, where anything is.
+ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "current": ({}, ""),
+    "recompute": ({"minibatches": 2}, "said by the policy"),
+    "bypass": ({"old_logprobs": "bypass"}, "recorded"),
+}
+
+
+@pytest.mark.parametrize("way", ASKED)
+@pytest.mark.parametrize("reads", ["", "last"])
+def test_the_policy_is_asked_about_the_tokens_of_the_sampler(
+    way: str, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With next to no learning rate it says of them what the sampler said, but for rounding."""
+    compared: list[int] = []
+    policy_loss = Objective.policy_loss
+
+    def checked_loss(self: Objective, output: Output, batch: PolicyBatch) -> Any:
+        mask = batch.inputs.response_mask
+        sampler = sampler_outcomes(batch.inputs.columns)[mask]
+        now = outcomes_of(output)[mask]
+        assert torch.allclose(now, sampler, rtol=0, atol=1e-4)
+        old = batch.old_outcomes
+        assert (old is None) == (way == "current")
+        if old is not None:
+            assert torch.allclose(old[mask], sampler, rtol=0, atol=1e-4)
+            assert torch.equal(old[mask], sampler) == (ASKED[way][1] == "recorded")
+        compared.append(len(now))
+        return policy_loss(self, output, batch)
+
+    monkeypatch.setattr(Objective, "policy_loss", checked_loss)
+    sections = talking(tmp_path, reads) if reads else {}
+    run(centered(tmp_path, "run", {"lr": 1e-9, **ASKED[way][0]}, **sections))
+    assert sum(compared) > 50
 
 
 @pytest.mark.parametrize("reads", ["whole", "last"])
