@@ -4,6 +4,7 @@ from one to the other.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from oxrl.errors import ConfigError
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.score_centering import outcomes_of, sampler_outcomes
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST
-from oxrl.types import Output, PolicyBatch
+from oxrl.types import Output, PolicyBatch, RolloutBatch
+from support import feature_ranks
+from support.feature_ranks import rollout_batch
 from support.killed_runs import killed_until_done, uninterrupted
+from support.rank_processes import run_ranks
 from support.small_runs import final_files, metric_lines, model_that_stops, rl_config
 from support.talk import TALK
 
@@ -211,6 +215,59 @@ def test_the_whole_vocabulary_in_the_head_leaves_no_tail(tmp_path: Path) -> None
         )
 
 
+# --- ranks
+
+
+def with_heads(first_draw: int) -> RolloutBatch:
+    """Rows of random tokens, with heads of random tokens, the sampled one among every second."""
+    batch = rollout_batch(first_draw)
+    mask = batch.inputs.response_mask
+    chance = torch.Generator().manual_seed(first_draw)
+    ids = torch.stack(
+        [torch.randperm(200, generator=chance)[:TOP] for _ in range(mask.numel())]
+    ).view(*mask.shape, TOP)
+    known = batch.inputs.tokens % 2 == 0
+    among = (ids == batch.inputs.tokens[..., None]).any(-1)
+    ids[..., 0] = torch.where(known & ~among, batch.inputs.tokens, ids[..., 0])
+    said = torch.randn(*mask.shape, TOP + 1, generator=chance).log_softmax(-1)
+    columns = {
+        HEAD_IDS: ids.to(torch.int32),
+        HEAD_LOGPROBS: said[..., :TOP],
+        HEAD_REST: said[..., TOP],
+    }
+    return dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, columns=columns))
+
+
+def train_on_rank_with_heads(cfg: Config, out: Path) -> None:
+    setattr(feature_ranks, "rollout_batch", with_heads)  # noqa: B010 - read by its module
+    feature_ranks.train_on_rank(cfg, out)
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_train_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_ranks, "rollout_batch", with_heads)
+    more = {"lr": 1e-3, "minibatches": 2}
+    found = {}
+    for name, centering in (("one", "score"), ("without", "none")):
+        train = CENTERED | more | {"centering": centering}
+        if centering == "none":
+            del train["center_top"]
+        found[name] = feature_ranks.train_alone(rl_config(tmp_path, name, train=train))
+    cfg = centered(
+        tmp_path,
+        "two",
+        more | {"backend": "fsdp"},
+        run={"training_gpus": 2, "deadline_s": 60, "record": "text"},
+    )
+    run_ranks(2, train_on_rank_with_heads, cfg, tmp_path / "out")
+    two = torch.load(tmp_path / "out")
+    far = 0.0
+    for key, values in found["one"].items():
+        torch.testing.assert_close(two[key], values, rtol=1e-3, atol=1e-5)
+        far = max(far, float((values - found["without"][key]).abs().max()))
+    assert far > 1e-3, "centering does something here"
+
+
 # --- stored samples, and runs that are killed
 
 
@@ -315,8 +372,9 @@ def test_logits_are_searched_once_for_the_three_columns(monkeypatch: pytest.Monk
     monkeypatch.setattr("oxrl.engines.sample.likeliest.likeliest", counted)
     columns = LikeliestRecorder(3).columns()
     slots: Any = type("Slots", (), {"temperature": torch.ones(2)})
-    for step in range(3):
-        logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(step))
+    generator = torch.Generator().manual_seed(0)
+    steps = [torch.randn(2, 9, generator=generator) for _ in range(3)]
+    for step, logits in enumerate(steps):
         entries = [column.record(slots, slice(0, 2), logits) for column in columns.values()]
         assert torch.equal(entries[0].long(), logits.topk(3).indices)
         assert len(searched) == step + 1
