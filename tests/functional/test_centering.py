@@ -19,7 +19,7 @@ from oxrl.functional.logprobs import Head, chunked_head
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.sampler_top import SamplerTop
 from oxrl.recipes.objective import Objective
-from oxrl.recipes.score_centering import outcomes_of
+from oxrl.recipes.score_centering import old_outcomes, outcomes_of
 from oxrl.tables.cells import CELLS
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST
 from oxrl.tables.policy import ROWS, Algorithm, Row
@@ -359,6 +359,35 @@ def test_the_gradient_is_that_of_a_second_implementation(cells: tuple[str, ...],
         found = gradient(objective, place, advantages, top)
         expected = torch.tensor(by_hand(cells, place, advantages, top, tail), dtype=torch.float64)
         assert float((found - expected).norm()) <= 1e-12
+
+
+@pytest.mark.parametrize(("age", "share"), [(0, 0.0), (1, 0.0), (2, 0.5), (4, 0.75)])
+def test_an_interpolated_policy_says_of_the_head_what_it_says_of_tokens(
+    age: int, share: float
+) -> None:
+    """A-3PO: (age - 1) / age of the way from the sampler to the current policy."""
+    now = torch.tensor([[[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]], dtype=torch.float64)
+    sampler = torch.tensor([[[0.0, 0.0, 0.0], [-1.5, -1.0, -2.0]]], dtype=torch.float64)
+    mask = torch.tensor([[False, True]])
+    batch = PolicyBatch(
+        inputs=TokenBatch(tokens=mask.long(), attention_mask=mask, response_mask=mask),
+        old_logprobs=None,
+        rollout_logprobs=sampler[..., 0],
+        ref_logprobs=None,
+        advantages=now[..., 0],
+        loss_weights=now[..., 0],
+        versions=mask.long(),
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        ages=torch.full((1, 2), age),
+    )
+    between = [
+        s + share * (n - s) for n, s in zip((-1.0, -2.0, -3.0), (-1.5, -1.0, -2.0), strict=True)
+    ]
+    found = old_outcomes(now.requires_grad_(), sampler, batch)
+    assert not found.requires_grad
+    assert found[0, 1].tolist() == pytest.approx(between, abs=1e-12)
+    current = old_outcomes(now, sampler, dataclasses.replace(batch, ages=None))
+    assert torch.equal(current, now) and not current.requires_grad
 
 
 # --- the rest of the head
