@@ -20,7 +20,7 @@ from oxrl.commands.train import run
 from oxrl.config import Config
 from oxrl.engines.sample.likeliest import LikeliestRecorder, likeliest
 from oxrl.engines.sample.rows import Recording
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, EngineError
 from oxrl.recipes.objective import Objective
 from oxrl.recipes.score_centering import outcomes_of, sampler_outcomes
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST
@@ -360,6 +360,11 @@ def test_the_likeliest_tokens_are_of_the_distribution_that_is_sampled_from() -> 
 def test_a_rest_that_rounding_would_hide_is_recorded() -> None:
     found = likeliest(torch.tensor([[0.0, -1.0, -40.0]]), torch.ones(1), 2)
     assert float(found.rest) == pytest.approx(-40.3133, abs=1e-3)
+
+
+def test_more_tokens_than_there_are_is_said_in_words() -> None:
+    with pytest.raises(EngineError, match="train.center_top is 4, and the model has 3 tokens"):
+        likeliest(torch.zeros(1, 3), torch.ones(1), 4)
 
 
 def test_logits_are_searched_once_for_the_three_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oxrl.engines.sample.rows import Recorded, Recording, Slots
+from oxrl.errors import EngineError
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST, head_columns
 
 
@@ -31,11 +32,20 @@ def likeliest(logits: Tensor, temperature: Tensor, top: int) -> Likeliest:
     Args:
         logits: [m, V], -inf where nothing may be sampled.
         temperature: [m], positive.
-        top: how many tokens, at most V.
+        top: how many tokens.
 
     Returns:
         int32 ids, most likely first, and float32 nats.
+
+    Raises:
+        EngineError: there are not so many tokens.
     """
+    vocabulary = logits.shape[1]
+    if top > vocabulary:
+        raise EngineError(
+            f"train.center_top is {top}, and the model has {vocabulary} tokens: set it to "
+            f"{vocabulary} or less"
+        )
     z = logits / temperature[:, None]
     whole = z.logsumexp(1)
     found = z.topk(top)
