@@ -22,14 +22,17 @@ Generated from `oxrl/tables/policy.py` and the docstrings in `oxrl/functional` b
 
 A policy-gradient algorithm is a row of named cells; `train.alg_name` picks a row, any cell can be
 replaced from YAML (`train.advantage`, `train.ratio`, `train.denominator`, `train.loss`,
-`train.correction`, `train.kl`, `train.weights`), and such a combination is a new algorithm without
-code.
+`train.correction`, `train.centering`, `train.kl`, `train.weights`), and
+such a combination is a new algorithm without code.
 
 ```text
-rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
+rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> centering -> KL
+        -> loss weights
 
 loss = sum_bt loss_weights * ( -correction * S(r, A) + kl_coeff * kl - entropy_coeff * H )
 ```
+
+With centering, the expectation of `-correction * S(r, A)` under the sampler is subtracted from it.
 
 `S` is the gate's surrogate, `r` the ratio to the old or the sampling policy, `A` the advantage.
 Loss weights are computed once per optimizer step over the global batch, so micro-batches, padding
@@ -78,11 +81,100 @@ LEFT_OUT = (
     ),
     ("A*-PO", "TRL: a2po", "Waits for somebody who uses it."),
 )
+# What stands beside each correction: ratio, drift, covariance, prefixes.
+UP_TO = "removed up to the bounds"
+OF_KEPT = "left of what is kept"
+INSIDE = "removed inside of the bounds"
+AS_RATIO = "as a ratio to the sampler"
+WHAT_IS_REMOVED = (
+    ("none", "left", "left: 0.16", "left", "left"),
+    (
+        "[`truncate`](#correction-truncate), [`mask`](#correction-mask), level token",
+        UP_TO,
+        f"{UP_TO}: 0.03",
+        UP_TO,
+        "left",
+    ),
+    ("the same, level sequence", UP_TO, "as the ratio", UP_TO, f"{UP_TO}, at a high variance"),
+    ("the same, level geometric", "that of the row's mean", "left", "left", "left"),
+    (
+        "[`reject`](#correction-reject), [`reject_k3`](#correction-reject_k3), "
+        "[`veto`](#correction-veto), [`second_moment`](#correction-second_moment)",
+        OF_KEPT,
+        f"{OF_KEPT}, and what is dropped adds to it",
+        OF_KEPT,
+        OF_KEPT,
+    ),
+    (
+        "[`drop_drifted_failures`](#correction-drop_drifted_failures)",
+        "left",
+        "left, without failures that are far",
+        OF_KEPT,
+        OF_KEPT,
+    ),
+    (
+        "[`importance_sampling`](#gate-importance_sampling), `train.denominator: rollout`",
+        "removed",
+        "removed",
+        "removed",
+        "left",
+    ),
+    ("other gates with `train.denominator: rollout`", INSIDE, INSIDE, INSIDE, "left"),
+    ("`train.old_logprobs: bypass`", AS_RATIO, AS_RATIO, AS_RATIO, "left"),
+    (
+        "[`score`](#centering-score), center_tail event",
+        "left",
+        "removed: 0 to rounding",
+        "left; of the tail that of its tokens together",
+        "left",
+    ),
+    (
+        "[`score`](#centering-score), center_tail token",
+        "left",
+        "left of the tail: 0.047, 0.027, 0.006 at 2, 3, 5 of 7 tokens",
+        "left",
+        "left",
+    ),
+    ("[`score`](#centering-score) and `truncate` or `mask`", UP_TO, "removed", UP_TO, "left"),
+)
+REMOVED = """## Where sampler and trainer differ
+
+A sampler `q` that is not the trainer's policy `p` (other kernels, rounded weights, older weights)
+moves the expected update in four ways, and no correction takes out all of them:
+
+- **ratio**: a sampled token counts 1, not `p / q`;
+- **drift**: what all tokens of a place have in common, a baseline that is off, moves the policy,
+  because the score of `p` has no mean of 0 under `q`;
+- **covariance**: of advantage and score, the gradient itself, is that of `q`;
+- **prefixes**: places are reached as often as `q` reaches them, and rewards are those of `q`'s
+  continuations.
+
+{table}
+
+Nothing in this table makes an update an unbiased one of `p`. Whole ratios of whole responses come
+nearest (`train.loss: importance_sampling`, `train.ratio: sequence`, `train.denominator:
+rollout`), at a variance that grows with length. Centering is no unbiased estimator either: it
+makes the expected update of a constant advantage 0, and leaves the covariance under the sampler.
+The figures are lengths of the expected update of one place where every token is worth 1, from
+`python oxrl_proofs/drift.py`, which enumerates: 7 tokens, logits of the sampler off by 0.5, a
+bound of 1.5. It also trains without chance: with all rewards equal and a baseline that is off by
+0.5, the largest logit goes from 4.4 to 8.0 without centering, and stays with it; with rewards and
+a baseline that is 0.5 too low, the trainer's policy earns 0.84 without and 0.94 with it; with a
+baseline that is right 0.947 and 0.940.
+
+A tail that is one event costs signal where it is heavy: the distance to the trainer's gradient,
+0.33 of its length with all 7 tokens known, is 0.51, 0.42 and 0.34 with 2, 3 and 5 of them.
+`center_tail: token` keeps that signal (0.33), and drifts: with a baseline off by 1 its distance
+is 0.40, 0.36 and 0.33. `update/center_tail_frac` says how many sampled tokens were of the tail;
+`train.center_top` makes it smaller, at 8 bytes for each of its tokens and each sampled one.
+
+"""
 TITLES = {
     "advantage": "Advantages",
     "ratio": "Ratio levels",
     "gate": "Gates",
     "correction": "Corrections",
+    "centering": "Centering",
     "kl": "KL terms",
     "weights": "Loss weights",
 }
@@ -111,12 +203,12 @@ def ratio(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    yield "| algorithm | advantage | ratio / to | gate | correction | KL | weights |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| algorithm | advantage | ratio / to | gate | correction | centering | KL | weights |"
+    yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
         cells = [
             cell(kind, getattr(row, kind))
-            for kind in ("advantage", "gate", "correction", "kl", "weights")
+            for kind in ("advantage", "gate", "correction", "centering", "kl", "weights")
         ]
         columns = [f"[`{row.name}`](#{row.name})", cells[0], ratio(row), *cells[1:]]
         yield f"| {' | '.join(columns)} |"
@@ -171,9 +263,19 @@ def equation(kind: str, name: str) -> Iterator[str]:
         meaning = f"{number.meaning}{unit}".replace("|", "\\|")
         cells = (f"`train.{number.key}`", default, meaning, number.source)
         yield f"| {' | '.join(cells)} |"
+    if read.uncentered:
+        yield f"\nNot with `train.centering: score`: {read.uncentered}."
     if read.needs:
         yield f"\nNeeds {', '.join(feature.name for feature in read.needs)}."
     yield ""
+
+
+def removed() -> Iterator[str]:
+    """What each correction takes out of an expected update, and what it leaves."""
+    yield "| | ratio | drift | covariance | prefixes |"
+    yield "|---|---|---|---|---|"
+    for cells in WHAT_IS_REMOVED:
+        yield f"| {' | '.join(cells)} |"
 
 
 def supervised(row: Row) -> Iterator[str]:
@@ -224,6 +326,8 @@ def page() -> str:
     lines += [f"| {name} | {origin} | {reason} |" for name, origin, reason in LEFT_OUT]
     lines.append("")
     for kind, title in TITLES.items():
+        if kind == "correction":
+            lines += REMOVED.format(table="\n".join(removed())).splitlines()
         lines += [f"## {title}", ""]
         for name in EQUATIONS[kind]:
             lines += equation(kind, name)

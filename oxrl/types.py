@@ -71,7 +71,8 @@ Entries = tuple[Any, ...]
 CANDIDATES = "candidates"
 # What the name of a recorded tensor ends with that has the numbers of a ragged column.
 OF_LISTS = ".values"
-# What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
+# What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>", and with
+# it "rest_logprobs".
 Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
 FinishReason = Literal["stop", "length", "abort"]
@@ -580,6 +581,8 @@ class PolicyBatch(RowBatch):
     likelihood_weights: as `loss_weights`, for the likelihood of right responses.
     ages: [B, T] int64, rollout batches trained on since a token was sampled.
     correction: decided over the whole step.
+    old_outcomes: [B, T, K + 1] nats before the update, of the sampler's K likeliest tokens and,
+        last, of all others together; None: the current ones are their own anchor, or interpolated.
     signals: what the gate takes by keyword.
     """
 
@@ -594,6 +597,7 @@ class PolicyBatch(RowBatch):
     likelihood_weights: Tensor | None = None
     ages: Tensor | None = None
     correction: Tensor | None = None
+    old_outcomes: Tensor | None = None
     signals: TensorMap = field(default_factory=dict)
 
 
@@ -678,6 +682,7 @@ class Output(RowBatch):
     values: [B, T], values[b, t] = V(tokens[b, :t]).
     bootstrap: [B], value after the last real token.
     top_ids, top_logprobs: [B, T, K], most likely first.
+    rest_logprobs: [B, T], of all other tokens together; -inf where there are none.
     sum_p_squared: [B, T], sum over the vocabulary of p**2.
     """
 
@@ -687,6 +692,7 @@ class Output(RowBatch):
     bootstrap: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    rest_logprobs: Tensor | None = None
     sum_p_squared: Tensor | None = None
 
 

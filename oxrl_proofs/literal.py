@@ -363,7 +363,9 @@ def k3_by_ratio(r: Response) -> Tensor:
 
 @dataclass(frozen=True)
 class Paper:
-    """What the source of a row says; `kl` is added with kl_coeff, k1 goes into the reward."""
+    """What the source of a row says; `kl` is added with kl_coeff, k1 goes into the reward. The
+    expectation of a `centered` surrogate under the sampler is subtracted from it.
+    """
 
     source: str
     advantage: Advantage
@@ -373,6 +375,7 @@ class Paper:
     chosen: Choice | None = None
     kl: Kl | None = None
     kl_in_reward: bool = False
+    centered: bool = False
 
 
 GROUP = Paper(
@@ -413,6 +416,9 @@ def _papers() -> dict[str, Paper]:
             correction=b.interpolated_weight,
         ),
         "sgrpo": _like(GROUP, "oxRL, after arXiv:2402.03300", kl=k3_straight_through),
+        "sgrpo_centered": _like(
+            GROUP, "sgrpo; arXiv:2609.20807", kl=k3_straight_through, centered=True
+        ),
         "turn_grpo": _like(GROUP, "arXiv:2505.10978, Eq. 6 and 7", advantage=b.turn_z_score),
         "grpo": _like(
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
@@ -442,6 +448,9 @@ def _papers() -> dict[str, Paper]:
         ),
         "pass_k_training": _like(GROUP, "arXiv:2503.19595", advantage=b.lead),
         "cispo": _like(GROUP, "arXiv:2506.13585", surrogate=cispo),
+        "cispo_centered": _like(
+            GROUP, "arXiv:2506.13585; arXiv:2609.20807", surrogate=cispo, centered=True
+        ),
         "sapo": _like(GROUP, "arXiv:2511.20347", surrogate=sapo, average=b.mean_of_response_means),
         "rgpo_like": _like(GROUP, "after arXiv:2604.14895", surrogate=rgpo_like),
         "kimi": _like(
@@ -559,6 +568,31 @@ def _against_sampler() -> dict[str, Paper]:
 PAPERS: dict[str, Paper] = _papers()
 
 
+def without_expectation(surrogate: Surrogate, response: Response, a: Tensor, n: Numbers) -> Tensor:
+    """S(y) - sum_v q(v) S(v), A of y in all: score centering, arXiv:2609.20807, the last v being
+    the tail, which stands for y where y is of it.
+    """
+    nothing = torch.zeros(len(response), dtype=torch.float64)
+    count = response.outcomes.shape[1]
+    of_each = []
+    for v in range(count):
+        instead = replace(
+            response,
+            logprobs=response.outcomes[:, v],
+            old=response.old_outcomes[:, v],
+            sampler=response.sampler_outcomes[:, v],
+        )
+        of_each.append(surrogate(instead, a, n, nothing))
+    plain = surrogate(response, a, n, nothing)
+    found = []
+    for t in range(len(response)):
+        own = plain[t] if response.flags[t] else of_each[-1][t]
+        for v in range(count):
+            own = own - math.exp(response.sampler_outcomes[t, v]) * of_each[v][t]
+        found.append(own)
+    return torch.stack(found)
+
+
 def with_kl_in_rewards(batch: Responses, n: Numbers) -> list[Response]:
     """R_t - beta (log pi_old - log pi_ref): InstructGPT, arXiv:2203.02155, Eq. 2."""
     found = []
@@ -594,6 +628,8 @@ def literal_loss(name: str, batch: Responses, n: Numbers) -> Tensor:
         a = torch.tensor(advantages[i], dtype=torch.float64)
         marks = [float((i, t) in chosen) for t in range(len(response))]
         surrogate = paper.surrogate(response, a, n, torch.tensor(marks, dtype=torch.float64))
+        if paper.centered:
+            surrogate = without_expectation(paper.surrogate, response, a, n)
         if corrections is not None:
             surrogate = torch.tensor(corrections[i], dtype=torch.float64) * surrogate
         terms = -surrogate

@@ -23,7 +23,7 @@ PerToken = list[list[float]]
 class Response:
     """One response as a paper speaks of it: its trained tokens only, in their order.
 
-    Tensors are [n] float64, or [n, ...]; `logprobs` and `top` carry a gradient.
+    Tensors are [n] float64, or [n, ...]; `logprobs`, `top` and `outcomes` carry a gradient.
     """
 
     prompt: int
@@ -52,6 +52,11 @@ class Response:
     top: Tensor  # [n, K]
     old_top: Tensor  # [n, K]
     teacher_top: Tensor  # [n, K], NaN where it told fewer
+    # Of what could have been sampled, the last being all other tokens: [n, K + 1], `outcomes` with
+    # a gradient.
+    outcomes: Tensor
+    old_outcomes: Tensor
+    sampler_outcomes: Tensor
     routers: Tensor  # [n, layers, K]
     old_routers: Tensor  # [n, layers, K]
 

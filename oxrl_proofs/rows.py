@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
+from oxrl.functional.centering import CENTERINGS, Outcomes
 from oxrl.functional.corrections import CORRECTIONS
+from oxrl.functional.gates import LossInputs
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
-from oxrl.functional.masks import weighted_sum
+from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.selections import SELECTIONS, above_row_quantile, router_shift
@@ -177,6 +179,9 @@ class Example:
     turns: Tensor
     next_turn: Tensor
     squares: Tensor
+    outcomes: Tensor
+    old_outcomes: Tensor
+    sampler_outcomes: Tensor
 
 
 LENGTHS = (1, 5, 3, 0, 6, 4, 2, 6, 5, 3)
@@ -236,6 +241,18 @@ def example(
     teacher_top = torch.randn(*size, TOP + 2, generator=later, dtype=torch.float64).log_softmax(-1)
     # Of every second position it told one candidate fewer.
     teacher_top[:, ::2, TOP - 1] = NAN
+    # Of two tokens and of all others, which are nothing at every second position.
+    later = torch.Generator().manual_seed(seed + 2)
+    sampler_outcomes = torch.randn(*size, TOP, generator=later, dtype=torch.float64).log_softmax(-1)
+
+    def moved(x: Tensor) -> Tensor:
+        """Of another policy, log-probabilities too."""
+        further = scale[..., None] * torch.randn(*x.shape, generator=later, dtype=torch.float64)
+        return (x + further).clamp(max=-0.01)
+
+    old_outcomes = moved(sampler_outcomes)
+    outcomes = moved(old_outcomes)
+    sampler_outcomes[:, ::2, TOP - 1] = -torch.inf
     return Example(
         mask=mask,
         rollout=hole(rollout),
@@ -267,6 +284,9 @@ def example(
         next_turn=torch.arange(size[0]) % 4 == 0,
         # Of the others some share is with one token.
         squares=hole(p**2 + (1 - p) ** 2 * rollout.exp()),
+        outcomes=hole(outcomes),
+        old_outcomes=hole(old_outcomes),
+        sampler_outcomes=hole(sampler_outcomes),
     )
 
 
@@ -294,7 +314,13 @@ def examples(row: Row) -> dict[str, Example]:
 def on_policy(raw: Example) -> Example:
     """The same batch when sampler, old policy and current policy are one."""
     return dataclasses.replace(
-        raw, logprobs=raw.rollout, old=raw.rollout, top=raw.old_top, routers=raw.old_routers
+        raw,
+        logprobs=raw.rollout,
+        old=raw.rollout,
+        top=raw.old_top,
+        routers=raw.old_routers,
+        outcomes=raw.sampler_outcomes,
+        old_outcomes=raw.sampler_outcomes,
     )
 
 
@@ -313,11 +339,14 @@ class Step:
     loss_weights: Tensor
     correction: Tensor | None
     signals: Mapping[str, Tensor]
+    outcomes: Outcomes
 
     def select(self, rows: Tensor) -> Step:
         def pick(x: Any) -> Any:
             if isinstance(x, Mapping):
                 return {name: tensor[rows] for name, tensor in x.items()}
+            if isinstance(x, Outcomes):
+                return Outcomes(*(tensor[rows] for tensor in x))
             return None if x is None else x[rows]
 
         return Step(
@@ -406,6 +435,9 @@ def prepare(row: Row, raw: Example, other: Numbers | None = None) -> Step:
         loss_weights=WEIGHTS[row.weights](raw.mask, raw.group_ids, **weights).double(),
         correction=correction,
         signals=signals(row, raw, advantages, other),
+        outcomes=Outcomes(
+            raw.outcomes, raw.old_outcomes, raw.sampler_outcomes, raw.versions % 2 == 0
+        ),
     )
 
 
@@ -447,6 +479,9 @@ def signals(row: Row, raw: Example, advantages: Tensor, other: Numbers | None) -
 def leaves_of(row: Row, step: Step) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The tensors that carry gradient, logprobs first, and all further tensors of the gate."""
     logprobs, further = step.logprobs.clone().requires_grad_(), dict(step.signals)
+    if row.centering != "none":
+        further["outcomes"] = step.outcomes.logprobs.clone().requires_grad_()
+        return [logprobs, further["outcomes"]], further
     if row.gate not in WITH_CANDIDATES:
         return [logprobs], further
     further["top_logprobs"] = further["top_logprobs"].clone().requires_grad_()
@@ -468,7 +503,9 @@ def loss_and_gradients(row: Row, step: Step, other: Numbers | None = None) -> tu
 def policy_loss(
     row: Row, step: Step, logprobs: Tensor, further: Mapping[str, Tensor], other: Numbers | None
 ) -> Tensor:
-    """The row's gate on its ratio."""
+    """The row's gate on its ratio; centered, where the row does so."""
+    if row.centering != "none":
+        return centered_loss(row, step, logprobs, further["outcomes"], other)
     loss, _ = GATES[row.gate](
         logprobs,
         RATIOS[row.ratio](logprobs, step.reference, step.mask),
@@ -479,6 +516,26 @@ def policy_loss(
         **further,
         **cell_numbers(row, "gate", other),
     )
+    return loss
+
+
+def centered_loss(
+    row: Row, step: Step, logprobs: Tensor, outcomes: Tensor, other: Numbers | None
+) -> Tensor:
+    """The gate of a row without correction, minus its expectation under the sampler."""
+    numbers = cell_numbers(row, "gate", other)
+
+    def loss_of(tokens: LossInputs) -> LossAndMetrics:
+        anchor = RATIOS[row.ratio](tokens.logprobs, tokens.old, tokens.mask)
+        return GATES[row.gate](
+            tokens.logprobs, anchor, tokens.advantages, tokens.mask, tokens.loss_weights, **numbers
+        )
+
+    tokens = LossInputs(
+        logprobs, step.reference, step.rollout, step.advantages, step.mask, step.loss_weights
+    )
+    known = step.outcomes._replace(logprobs=outcomes)
+    loss, _ = CENTERINGS[row.centering](loss_of, tokens, known, **cell_numbers(row, "centering"))
     return loss
 
 
@@ -501,9 +558,13 @@ def literal_loss_and_gradients(row: Row, raw: Example, other: Numbers) -> tuple[
     """The loss as the row's source writes it, from the same raw batch, row by row."""
     logprobs = raw.logprobs.clone().requires_grad_()
     top = raw.top.clone().requires_grad_()
-    responses = [response_of(raw, row, logprobs, top) for row in range(len(raw.mask))]
+    outcomes = raw.outcomes.clone().requires_grad_()
+    known = dataclasses.replace(raw, outcomes=outcomes)
+    responses = [response_of(known, row, logprobs, top) for row in range(len(raw.mask))]
     loss = literal_loss(row.name, responses, all_numbers(row.name, other))
     leaves = [logprobs, top] if row.gate in WITH_CANDIDATES else [logprobs]
+    if row.centering != "none":
+        leaves = [logprobs, outcomes]
     return gradients_of(loss, leaves)
 
 
@@ -539,6 +600,9 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
         teacher_top=raw.teacher_top[row, kept],
         routers=raw.routers[row, kept],
         old_routers=raw.old_routers[row, kept],
+        outcomes=raw.outcomes[row, kept],
+        old_outcomes=raw.old_outcomes[row, kept],
+        sampler_outcomes=raw.sampler_outcomes[row, kept],
     )
 
 

@@ -23,7 +23,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample import RolloutEngine
 from oxrl.engines.sample.local import attends_to_everything, module_sampler
-from oxrl.engines.sample.rows import NOTHING, Recorded
+from oxrl.engines.sample.rows import NOTHING, Recorded, Recording
 from oxrl.engines.sample.sampler import ModuleSampler
 from oxrl.engines.train import Models, TrainEngine
 from oxrl.engines.train import Part as PartOfWeights
@@ -49,10 +49,10 @@ from oxrl.runs.device import chosen_device
 from oxrl.runs.ranks import ALONE, Ranks
 from oxrl.runs.waiting import StopAsked, no_stop
 from oxrl.seeds import stable_seed
-from oxrl.tables.cells import REWARD_PARTS
+from oxrl.tables.cells import REWARD_PARTS, SAMPLER_TOP
 from oxrl.tables.columns import Columns
 from oxrl.tables.engines import TrainingEngineName
-from oxrl.tables.numbers import NUMBERS
+from oxrl.tables.numbers import CENTER_TOP, NUMBERS
 from oxrl.tables.policy import Algorithm
 from oxrl.tables.roles import POLICY, REFERENCE, Role
 from oxrl.types import ENVIRONMENT, Sampling, TokenIds
@@ -494,11 +494,18 @@ class Assembly:
     def recorded(self) -> Recorded:
         """The columns that are recorded of every sampled token, each with its recorder."""
         cfg = self.cfg
-        if cfg.recipe == "rl" and cfg.rollout.cuts and cfg.inference_engine.name == "local":
+        if cfg.recipe != "rl":
+            return NOTHING
+        found: dict[str, Recording] = {}
+        if cfg.rollout.cuts and cfg.inference_engine.name == "local":
             from oxrl.engines.sample.kept import KEPT_SETS  # most runs sample from all tokens
 
-            return KEPT_SETS
-        return NOTHING
+            found |= KEPT_SETS
+        if cfg.train.row.has(SAMPLER_TOP):
+            from oxrl.engines.sample.likeliest import LikeliestRecorder  # few rows read them
+
+            found |= LikeliestRecorder(cfg.train.value(CENTER_TOP)).columns()
+        return found or NOTHING
 
     @property
     def columns(self) -> Columns:

@@ -59,6 +59,7 @@ HEADER = (
     "ratio",
     "loss",
     "correction",
+    "centering",
     "kl",
     "weights",
     "needs",
@@ -85,8 +86,8 @@ def algorithm_table(family: str) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    cells = ("-",) * 5
+    cells = ("-",) * 6
     if row.recipe == "rl":
         ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
-        cells = (row.advantage, ratio, row.gate, row.correction, row.kl)
+        cells = (row.advantage, ratio, row.gate, row.correction, row.centering, row.kl)
     return (row.name, row.recipe, *cells, row.weights, ", ".join(row.needs))

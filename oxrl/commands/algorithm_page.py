@@ -18,6 +18,7 @@ CELL_KINDS = {
     "ratio": "ratio",
     "gate": "loss",
     "correction": "correction",
+    "centering": "centering",
     "kl": "kl",
     "weights": "weights",
 }

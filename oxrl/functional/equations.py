@@ -19,6 +19,7 @@ import oxrl.functional.ratios as ratios
 import oxrl.functional.reward_model_losses as reward_model_losses
 import oxrl.functional.supervised_losses as supervised_losses
 import oxrl.functional.weights as weights
+from oxrl.functional.centering import CENTERINGS
 from oxrl.functional.corrections import CORRECTIONS
 
 # A loss or an estimator.
@@ -42,6 +43,7 @@ EQUATIONS: Mapping[str, Mapping[str, Function]] = {
     "ratio": ratios.RATIOS,
     "gate": policy_losses.GATES,
     "correction": CORRECTIONS,
+    "centering": CENTERINGS,
     "kl": kl.KLS,
     "weights": weights.WEIGHTS,
     "preference": {**preference_losses.PAIR_LOSSES, **preference_losses.SINGLE_LOSSES},

@@ -82,6 +82,21 @@ class Gate(Protocol):
         ...
 
 
+class LossInputs(NamedTuple):
+    """The numbers that the policy loss of tokens is computed from, its ratio and correction too.
+
+    logprobs: [B, T] nats, now, with gradient. old: of the policy that the update starts from.
+    sampler: as the sampler said. advantages, mask, loss_weights: as of a gate.
+    """
+
+    logprobs: Tensor
+    old: Tensor
+    sampler: Tensor
+    advantages: Tensor
+    mask: Tensor
+    loss_weights: Tensor
+
+
 class Tokens(NamedTuple):
     """The clean tensors [B, T] that a gate decides from; all but `logprobs` are detached."""
 

@@ -42,6 +42,7 @@ class HeadOutput(NamedTuple):
     sum_p_squared: OptionalTensor  # [N]
     top_ids: OptionalTensor  # [N, K]
     top_logprobs: OptionalTensor  # [N, K]
+    rest_logprobs: OptionalTensor  # [N]
 
 
 class Head(NamedTuple):
@@ -164,6 +165,7 @@ def head_of_batch(
     top_k: int = 0,
     candidates: OptionalTensor = None,
     kept: KeptSets | None = None,
+    rest: bool = False,
 ) -> Tensors:
     """Run the head where a token is masked in, and put what it says at that token.
 
@@ -175,6 +177,7 @@ def head_of_batch(
         temperature, entropy, sum_p_squared, top_k: as of `chunked_head`.
         candidates: [B, T, k] int64, the ids to return logprobs of instead of the most likely.
         kept: of each of the B * T tokens, those that it was sampled from.
+        rest: as of `chunked_head`.
 
     Returns:
         Field of `HeadOutput` -> [B, T] or [B, T, k], 0 where masked; those that were asked for.
@@ -194,6 +197,7 @@ def head_of_batch(
         candidates=candidates,
         top_k=top_k,
         kept=kept,
+        rest=rest,
     )
     aligned: Tensors = {}
     for name, value in found._asdict().items():
@@ -213,13 +217,14 @@ def chunked_head(
     top_k: int = 0,
     candidates: OptionalTensor = None,
     kept: KeptSets | None = None,
+    rest: bool = False,
     chunk: int | None = None,
 ) -> HeadOutput:
     """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md`
     2.10).
 
     The logits of `chunk` positions exist at a time; backward computes them again. Gradients flow
-    through logprobs, entropy and top_logprobs, not through sum_p_squared.
+    through logprobs, entropy, top_logprobs and rest_logprobs, not through sum_p_squared.
 
     Args:
         hidden: [N, H]; matrix products run in its dtype, softmax maths in float32 or, for float64,
@@ -233,6 +238,9 @@ def chunked_head(
         candidates: [N, k] int64, the ids to return logprobs of instead of the most likely.
         kept: of N positions, the tokens that share all probability; everything that is returned is
             of them. None: all tokens, everywhere.
+        rest: also return the logprob of all other tokens than those k together, from their own
+            logits: 1 minus the k probabilities is rounding where little is left. -inf where no
+            token is left.
         chunk: positions per chunk; None picks about 2M logits per chunk.
 
     Returns:
@@ -240,7 +248,7 @@ def chunked_head(
     """
     if chunk is None:
         chunk = head_chunk(head.weight.shape[0])
-    options = _Options(head, temperature, entropy, sum_p_squared, top_k, chunk, kept)
+    options = _Options(head, temperature, entropy, sum_p_squared, top_k, rest, chunk, kept)
     found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
     return HeadOutput(*found)
 
@@ -270,6 +278,7 @@ class _Options(NamedTuple):
     entropy: bool = False
     sum_p_squared: bool = False
     top_k: int = 0
+    rest: bool = False
     chunk: int = 1
     kept: KeptSets | None = None
 
@@ -383,8 +392,18 @@ class _ChunkedHead(torch.autograd.Function):
                 found["top_ids"].append(top_ids)
                 top = z.gather(1, top_ids)
                 found["top_logprobs"].append(top - lse[:, None])
+            if options.rest:
+                z.scatter_(1, found["top_ids"][-1], -torch.inf)  # the last that is read of them
+                rest = z.logsumexp(-1) - lse
+                # Tokens that are never sampled are nothing, as no tokens are.
+                found["rest_logprobs"].append(rest.masked_fill(rest < NO_CHANCE / 2, -torch.inf))
         merged = {name: torch.cat(parts) for name, parts in found.items()}
-        kept = (merged["lse"], merged.get("entropy"), merged.get("top_ids"))
+        kept = (
+            merged["lse"],
+            merged.get("entropy"),
+            merged.get("top_ids"),
+            merged.get("rest_logprobs"),
+        )
         ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         ctx.options = options
         fixed = [merged[name] for name in ("sum_p_squared", "top_ids") if name in merged]
@@ -395,8 +414,8 @@ class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[OptionalTensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        grad_logprobs, grad_entropy, _, _, grad_top = grads
-        hidden, weight, bias, targets, lse, entropy, top_ids = ctx.saved_tensors
+        grad_logprobs, grad_entropy, _, _, grad_top, grad_rest = grads
+        hidden, weight, bias, targets, lse, entropy, top_ids, rest = ctx.saved_tensors
         options: _Options = ctx.options
         grad_hidden = torch.empty_like(hidden)
         grad_weight = None
@@ -418,6 +437,13 @@ class _ChunkedHead(torch.autograd.Function):
             if grad_top is not None:
                 dz.scatter_add_(1, top_ids[rows], grad_top[rows])
                 pull += grad_top[rows].sum(1)
+            if grad_rest is not None:
+                # Shares of the others in what they have together; where nothing is left, none has.
+                least = rest[rows, None].clamp(min=NO_CHANCE)
+                share = (log_p - least).exp_().scatter_(1, top_ids[rows], 0.0)
+                dz.addcmul_(share, grad_rest[rows, None])
+                pull += grad_rest[rows]
+                del share
             if grad_entropy is not None:
                 log_p += entropy[rows, None]
                 log_p *= grad_entropy[rows, None]

@@ -179,6 +179,7 @@ def read_tokens(
         candidates=inputs.columns.get(CANDIDATES),
         kept=inputs.list_of_tokens(KEPT) if KEPT in inputs.lists else None,
         top_k=top_k[0] if top_k else 0,
+        rest="rest_logprobs" in want,
     )
     return Output(**fields)
 

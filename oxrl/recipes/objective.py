@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
 from oxrl.engines.train import Scorer
 from oxrl.errors import RewardError, required
-from oxrl.functional.gates import CLIPPED_GATES, Gate
+from oxrl.functional.gates import CLIPPED_GATES, Gate, LossInputs
 from oxrl.functional.group_advantages import GROUP_ADVANTAGES, AdvantageInputs, Estimator
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
@@ -19,7 +20,7 @@ from oxrl.functional.weights import WEIGHTS
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
 from oxrl.tables.policy import Algorithm, Row
 from oxrl.tables.roles import POLICY, REFERENCE
-from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
+from oxrl.types import Output, PolicyBatch, RolloutBatch, TensorMap, TokenBatch, Want
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature
@@ -83,36 +84,37 @@ class Objective:
             self.correction = bind_correction(algorithm, features)
             self.correction_level = correction_level(algorithm)
 
+        self.centering = None
+        if row.centering != "none":
+            from oxrl.recipes.score_centering import ScoreCentering  # few rows subtract anything
+
+            self.centering = ScoreCentering(algorithm)
+
         self.want: Want = frozenset({"logprobs", "entropy"})
         self.want_before: Want = frozenset()
         for feature in features:
             self.want |= feature.want
             self.want_before |= feature.want_before
+            if self.old_logprobs == "recompute":
+                self.want_before |= feature.want_old
 
     def policy_loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics:
         """The policy's loss, a LossFn.
 
-        gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by
-        loss_weights, plus the terms of features.
+        gate(ratio, advantages) * correction, centered where the row says so, + kl_coeff * KL -
+        entropy_coeff * H, all weighted by loss_weights, plus the terms of features.
         """
         logprobs = output.logprobs
         assert logprobs is not None  # they are in `want`
         mask = batch.inputs.response_mask
-        old = start_of_update(logprobs, batch)
-        denominator = batch.rollout_logprobs if self.ratio_to_sampler else old
-        anchor = self.ratio(logprobs, denominator, mask)
-        signals = dict(batch.signals)
-        if output.top_logprobs is not None:
-            signals["top_logprobs"] = output.top_logprobs
-        loss, metrics = self.gate(
-            logprobs,
-            anchor,
-            batch.advantages,
-            mask,
-            batch.loss_weights,
-            correction=self.corrected(logprobs, old, batch),
-            **signals,
-        )
+        tokens = loss_inputs(logprobs, start_of_update(logprobs, batch), batch)
+        if self.centering is not None:
+            loss, metrics = self.centering(self.token_loss, tokens, output, batch)
+        else:
+            signals = dict(batch.signals)
+            if output.top_logprobs is not None:
+                signals["top_logprobs"] = output.top_logprobs
+            loss, metrics = self.token_loss(tokens, batch.correction, signals)
         if self.kl is not None and batch.ref_logprobs is not None:
             loss = loss + self.kl(logprobs, batch.ref_logprobs, batch)
         if self.entropy_coeff:
@@ -125,6 +127,32 @@ class Objective:
                 metrics = metrics | added[1]
         return loss, metrics
 
+    def token_loss(
+        self,
+        tokens: LossInputs,
+        decided: Tensor | None = None,
+        signals: TensorMap = MappingProxyType({}),
+    ) -> LossAndMetrics:
+        """Ratio, correction and gate of the row, of tokens that were sampled or may have been.
+
+        Args:
+            tokens: [B, T].
+            decided: their weights against the sampler, where the row decides before the update.
+            signals: what else the gate reads.
+        """
+        denominator = tokens.sampler if self.ratio_to_sampler else tokens.old
+        anchor = self.ratio(tokens.logprobs, denominator, tokens.mask)
+        correction = decided if self.correction is None else self.correction(tokens)
+        return self.gate(
+            tokens.logprobs,
+            anchor,
+            tokens.advantages,
+            tokens.mask,
+            tokens.loss_weights,
+            correction=correction,
+            **signals,
+        )
+
     def corrected(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor | None:
         """[B, T]: the weight of each token against the sampler; None without a correction.
 
@@ -134,7 +162,7 @@ class Objective:
         """
         if self.correction is None:
             return batch.correction
-        return self.correction(logprobs, old, batch)
+        return self.correction(loss_inputs(logprobs, old, batch))
 
 
 def find_cells(row: Row) -> tuple[Estimator, Gate]:
@@ -168,6 +196,23 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
             logprobs, batch.rollout_logprobs, batch.ages, batch.inputs.response_mask
         )
     return logprobs.detach()
+
+
+def loss_inputs(logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> LossInputs:
+    """The sampled tokens as the policy loss reads them.
+
+    Args:
+        logprobs, old: [B, T] nats of the current policy, and of the one before the update.
+        batch: what the update reads.
+    """
+    return LossInputs(
+        logprobs=logprobs,
+        old=old,
+        sampler=batch.rollout_logprobs,
+        advantages=batch.advantages,
+        mask=batch.inputs.response_mask,
+        loss_weights=batch.loss_weights,
+    )
 
 
 def prepare_update(

@@ -8,10 +8,10 @@ from functools import partial
 from torch import Tensor
 
 from oxrl.functional.corrections import CORRECTIONS, Correction, Level
+from oxrl.functional.gates import LossInputs
 from oxrl.recipes.features.base import Feature
 from oxrl.tables.numbers import CORRECTION_LEVEL
 from oxrl.tables.policy import Algorithm
-from oxrl.types import PolicyBatch
 
 
 class SamplerCorrection:
@@ -29,18 +29,16 @@ class SamplerCorrection:
         self.weigh: Correction = partial(CORRECTIONS[name], **numbers)
         self.current_policy = any(feature.corrects_current_policy for feature in features)
 
-    def __call__(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor:
+    def __call__(self, tokens: LossInputs) -> Tensor:
         """The weight of each token, [B, T].
 
         Args:
-            logprobs, old: [B, T] nats of the current policy, and of the one before the update.
-            batch: what the update reads.
+            tokens: [B, T].
         """
-        mask = batch.inputs.response_mask
-        rollout = batch.rollout_logprobs
         if self.current_policy:
-            return self.weigh(logprobs.detach(), rollout, mask, advantages=batch.advantages)
-        return self.weigh(old, rollout, mask)
+            now = tokens.logprobs.detach()
+            return self.weigh(now, tokens.sampler, tokens.mask, advantages=tokens.advantages)
+        return self.weigh(tokens.old, tokens.sampler, tokens.mask)
 
 
 def bind_correction(algorithm: Algorithm, features: Sequence[Feature]) -> SamplerCorrection | None:

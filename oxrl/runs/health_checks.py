@@ -444,9 +444,9 @@ SIGNS = (
         "sampler-mismatch",
         at_least("mismatch/kl_k3", MISMATCH),
         "sampler and trainer give the same tokens different log-probabilities: the data is "
-        "off-policy. Make them the same (run.exact, on a CPU), use one dtype for both, or weigh "
-        "the difference (train.correction: truncate); and see whether the sampler's build has a "
-        "defect",
+        "off-policy. Make them the same (run.exact, on a CPU), use one dtype for both, weigh the "
+        "difference (train.correction: truncate), or take its drift out (train.centering: score; "
+        "docs/algorithms.md says what is left); and see whether the sampler's build has a defect",
         "mismatch/kl_k3 is 0.01 nats per token or more",
         ("mismatch/kl_k3",),
     ),

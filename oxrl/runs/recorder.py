@@ -271,7 +271,12 @@ def save_tensors(tensors: TensorMap, path: Path, metadata: Mapping[str, str] | N
     """
     temporary = path.with_name(f".tmp-{path.name}")
     clear(temporary)
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    contiguous: Tensors = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        # One tensor under two names would be refused: what is compared may be the sampler's own.
+        contiguous[name] = tensor.clone() if tensor.data_ptr() in taken else tensor.contiguous()
+        taken.add(tensor.data_ptr())
     try:
         save_file(contiguous, temporary, None if metadata is None else dict(metadata))
         fsync(temporary)

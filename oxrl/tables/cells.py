@@ -12,6 +12,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from oxrl.tables.numbers import (
     BOOTSTRAP_ON_TRUNCATION,
     CANDIDATES_REST,
+    CENTER_TAIL,
+    CENTER_TOP,
     CLIP_DUAL,
     CLIP_HIGH,
     CLIP_LOW,
@@ -117,12 +119,14 @@ class Cell:
 
     Args:
         kind: advantage, ratio, gate, selection (what a gate reads of the whole step), correction,
-            kl or weights.
+            centering, kl or weights.
         name: of the function in `oxrl.functional`.
         numbers: keyword arguments of that function, with this cell's defaults. A ratio's are bounds
             that take the place of the gate's.
         needs: what it cannot do without.
         rewarded: it reads rewards, where it is an advantage.
+        uncentered: why score centering does not work with it; empty: it does. What works gives the
+            loss of a token from that token and its advantage alone.
     """
 
     kind: str
@@ -131,6 +135,7 @@ class Cell:
     numbers: Numbers = ()
     needs: tuple[Feature, ...] = ()
     rewarded: bool = True
+    uncentered: str = ""
 
 
 # --- Features.
@@ -173,6 +178,11 @@ TOP_LOGPROBS = Feature(
     numbers=(TOP_CANDIDATES,),
 )
 DPPO_TOP_LOGPROBS = replace(TOP_LOGPROBS, numbers=(DPPO_TOP_CANDIDATES,))
+SAMPLER_TOP = Feature(
+    "sampler_top",
+    "the sampler's likeliest tokens with their logprobs, recorded with every token",
+    numbers=(CENTER_TOP,),
+)
 TOKEN_SELECTION = Feature(
     "token_selection", "tokens chosen over the whole step by their covariance"
 )
@@ -228,6 +238,7 @@ FEATURES: dict[str, Feature] = {
         GIVEN_ROWS,
         DISCRIMINATOR,
         TOP_LOGPROBS,
+        SAMPLER_TOP,
         TOKEN_SELECTION,
         FULL_BATCH_CORRECTION,
         CURRENT_POLICY_CORRECTION,
@@ -250,6 +261,10 @@ _INFLUENCE = (INFLUENCE_RANGE, INFLUENCE_HALF_LIFE, INFLUENCE_RATIO_MAX)
 _RETURNS = (GAMMA, TURN_GAMMA)
 _GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA, TURN_LAMBDA)
 _LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA)
+# Why score centering does not work with a cell.
+_OF_RESPONSE = "it looks at the whole response"
+_OF_STEP = "it chooses tokens over the whole step"
+_READS_TOP = "it reads other tokens of the vocabulary as well"
 _CELLS = (
     Cell("advantage", "returns", numbers=_RETURNS),
     Cell("advantage", "whitened_returns", numbers=_RETURNS),
@@ -296,38 +311,74 @@ _CELLS = (
     ),
     Cell("ratio", "none"),
     Cell("ratio", "token"),
-    Cell("ratio", "sequence"),
-    Cell("ratio", "geometric", numbers=(GEOMETRIC_CLIP_LOW, GEOMETRIC_CLIP_HIGH)),
+    Cell("ratio", "sequence", uncentered=_OF_RESPONSE),
+    Cell(
+        "ratio",
+        "geometric",
+        numbers=(GEOMETRIC_CLIP_LOW, GEOMETRIC_CLIP_HIGH),
+        uncentered=_OF_RESPONSE,
+    ),
     Cell("gate", "ppo_clip", numbers=(CLIP_LOW, CLIP_HIGH, CLIP_DUAL)),
-    Cell("gate", "gmpo", numbers=_GMPO_CLIP),
-    Cell("gate", "rspo", numbers=_GMPO_CLIP, needs=(ROUTING,)),
-    Cell("gate", "clip_cov", numbers=_CLIP, needs=(TOKEN_SELECTION,)),
+    Cell("gate", "gmpo", numbers=_GMPO_CLIP, uncentered=_OF_RESPONSE),
+    Cell("gate", "rspo", numbers=_GMPO_CLIP, needs=(ROUTING,), uncentered=_OF_RESPONSE),
+    Cell("gate", "clip_cov", numbers=_CLIP, needs=(TOKEN_SELECTION,), uncentered=_OF_STEP),
     Cell(
         "gate",
         "simko",
         numbers=(CLIP_LOW, CLIP_HIGH, SIMKO_ALPHA, SIMKO_BOOST),
         needs=(TOP_LOGPROBS,),
+        uncentered=_READS_TOP,
     ),
-    Cell("gate", "kl_cov", numbers=(KL_COV_COEFF,), needs=(TOKEN_SELECTION,)),
+    Cell(
+        "gate",
+        "kl_cov",
+        numbers=(KL_COV_COEFF,),
+        needs=(TOKEN_SELECTION,),
+        uncentered=_OF_STEP,
+    ),
     Cell("gate", "cispo", numbers=(WEIGHT_MIN, WEIGHT_MAX)),
     Cell("gate", "sapo", numbers=(SAPO_POSITIVE, SAPO_NEGATIVE)),
     Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),
-    Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,)),
-    Cell("gate", "dro", numbers=(DRO_COEFF,)),
+    Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,), uncentered=_OF_RESPONSE),
+    Cell(
+        "gate",
+        "dro",
+        numbers=(DRO_COEFF,),
+        uncentered="its pull to the old policy is there without any advantage, and centering would "
+        "take it out",
+    ),
     Cell("gate", "drpo", numbers=(DRPO_DELTA, SPO)),
-    Cell("gate", "fipo", numbers=(*_CLIP, CLIP_DUAL, *_INFLUENCE)),
+    Cell(
+        "gate",
+        "fipo",
+        numbers=(*_CLIP, CLIP_DUAL, *_INFLUENCE),
+        uncentered="the tokens that follow a token change its advantage",
+    ),
     Cell("gate", "dppo_tv", numbers=_DPPO),
     Cell("gate", "dppo_kl", numbers=_DPPO_KL),
-    Cell("gate", "dppo_topk_tv", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),
-    Cell("gate", "dppo_topk_kl", numbers=_DPPO_KL, needs=(DPPO_TOP_LOGPROBS,)),
+    Cell(
+        "gate",
+        "dppo_topk_tv",
+        numbers=_DPPO,
+        needs=(DPPO_TOP_LOGPROBS,),
+        uncentered=_READS_TOP,
+    ),
+    Cell(
+        "gate",
+        "dppo_topk_kl",
+        numbers=_DPPO_KL,
+        needs=(DPPO_TOP_LOGPROBS,),
+        uncentered=_READS_TOP,
+    ),
     Cell("gate", "policy_gradient"),
     Cell("gate", "importance_sampling"),
-    Cell("gate", "vespo"),
+    Cell("gate", "vespo", uncentered=_OF_RESPONSE),
     Cell(
         "gate",
         "teacher_divergence",
         numbers=(DIVERGENCE_ALPHA, CANDIDATES_REST),
         needs=(TEACHER_TOP,),
+        uncentered="it is a divergence over all tokens, and reads no advantage",
     ),
     Cell("selection", "clip_cov", numbers=(COV_FRACTION, COV_LOW, COV_HIGH)),
     Cell("selection", "kl_cov", numbers=(COV_FRACTION,)),
@@ -338,20 +389,24 @@ _CELLS = (
     Cell("correction", "truncate", numbers=(CORRECTION_LEVEL, CORRECTION_MAX)),
     Cell("correction", "mask", numbers=(CORRECTION_LEVEL, CORRECTION_MIN, CORRECTION_MAX)),
     Cell("correction", "reject", numbers=(REJECT_LEVEL, REJECT_MIN, REJECT_MAX)),
-    Cell("correction", "reject_k3", numbers=(CORRECTION_K3_MAX,)),
-    Cell("correction", "veto", numbers=(CORRECTION_VETO,)),
+    Cell("correction", "reject_k3", numbers=(CORRECTION_K3_MAX,), uncentered=_OF_RESPONSE),
+    Cell("correction", "veto", numbers=(CORRECTION_VETO,), uncentered=_OF_RESPONSE),
     Cell(
         "correction",
         "drop_drifted_failures",
         numbers=(DRIFT_MAX,),
         needs=(CURRENT_POLICY_CORRECTION,),
+        uncentered=_OF_RESPONSE,
     ),
     Cell(
         "correction",
         "second_moment",
         numbers=(SECOND_MOMENT_MAX,),
         needs=(FULL_BATCH_CORRECTION,),
+        uncentered=_OF_STEP,
     ),
+    Cell("centering", "none"),
+    Cell("centering", "score", numbers=(CENTER_TAIL,), needs=(SAMPLER_TOP,)),
     Cell("kl", "none"),
     Cell("kl", "loss_k2", numbers=(KL_COEFF,)),
     Cell("kl", "loss_k3", numbers=(KL_COEFF,)),

@@ -64,3 +64,21 @@ KEPT_IDS = Column("int32", 0, ragged=True)
 # Recorded by every sampler.
 ALWAYS: Columns = MappingProxyType({"logprobs": LOGPROBS, "versions": VERSIONS})
 NOTHING_MORE: Columns = MappingProxyType({})
+# What a sampler could have sampled in the place of a token: its likeliest tokens, their
+# log-probabilities, and that of all others together.
+HEAD_IDS = "head_ids"
+HEAD_LOGPROBS = "head_logprobs"
+HEAD_REST = "head_rest"
+
+
+def head_columns(top: int) -> Columns:
+    """Return the columns of the `top` likeliest tokens of the sampler.
+
+    Args:
+        top: how many tokens.
+    """
+    return {
+        HEAD_IDS: Column("int32", -1, width=top),
+        HEAD_LOGPROBS: Column("float32", 0.0, width=top),
+        HEAD_REST: Column("float32", 0.0),
+    }

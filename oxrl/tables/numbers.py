@@ -16,6 +16,7 @@ Value = float | int | str | bool | None
 Level = Literal["token", "sequence", "geometric"]
 # What becomes of the tokens of which a teacher has told nothing.
 Rest = Literal["sampled", "truncated", "renormalised", "tail_bucket"]
+Tail = Literal["event", "token"]
 
 
 def head_chunk(vocabulary: int) -> int:
@@ -355,6 +356,22 @@ SECOND_MOMENT_MAX = Number(
     gt=0,
     unit="nats squared",
     source="M2PO, arXiv:2510.01161",
+)
+
+# --- Score centering.
+CENTER_TOP = Number(
+    "center_top",
+    64,
+    "The sampler's likeliest tokens, recorded with every token, over which the expectation of its "
+    "loss is taken one by one; all others are one event.",
+    ge=1,
+    unit="tokens",
+)
+CENTER_TAIL: Number[Tail] = Number(
+    "center_tail",
+    "event",
+    "What a sampled token that is none of center_top is trained as: event: all of these together, "
+    "without drift; token: itself, as in arXiv:2609.20807, with drift while they have probability.",
 )
 
 # --- The KL to the reference, and the loss weights.

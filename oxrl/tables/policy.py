@@ -1,6 +1,7 @@
 """The table: an algorithm is a row of named cells. Pure data; imports neither torch nor config.
 
-    rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
+    rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> centering -> KL
+    -> loss weights
 
 What a cell reads and needs stands in `cells.py`; a row names its cells, and overrides what its
 source does otherwise.
@@ -74,7 +75,7 @@ class Row:
         use: when to choose it.
         deviation: what differs from the source, and why.
         recipe: which loop trains it.
-        advantage, ratio, denominator, gate, correction, kl, weights: names of its cells.
+        advantage, ratio, denominator, gate, correction, centering, kl, weights: names of its cells.
         features: what the recipe does for it beside its cells.
         numbers: what the row itself reads, beside its cells.
         overrides: numbers of its cells and features with another default than theirs.
@@ -95,6 +96,7 @@ class Row:
     denominator: Denominator = "old"
     gate: str = "ppo_clip"
     correction: str = "none"
+    centering: str = "none"
     kl: str = "none"
     weights: str = "token_mean"
     features: tuple[Feature, ...] = ()
@@ -112,6 +114,7 @@ class Row:
             ("advantage", self.advantage),
             ("gate", self.gate),
             ("correction", self.correction),
+            ("centering", self.centering),
             ("kl", self.kl),
             ("weights", self.weights),
         )
@@ -223,7 +226,7 @@ class Algorithm(NamedTuple):
         """Return the numbers that a cell reads, by the names its function knows them by.
 
         Args:
-            kind: advantage, ratio, gate, selection, correction, kl or weights.
+            kind: advantage, ratio, gate, selection, correction, centering, kl or weights.
             name: of the cell.
         """
         if kind == "gate" and (kind, name) not in CELLS:  # a user's own
@@ -237,6 +240,16 @@ DIVERGENCE_PROOFS = {
     "zero_advantage": "the loss reads no advantages",
     "on_policy": "the loss reads no advantages",
 }
+# Of score centering.
+REACHES_HEAD = "the gradient also reaches tokens that could have been sampled instead"
+HEAD_HAS_GRADIENT = (
+    "what is subtracted has a gradient by tokens that were not sampled; over all tokens these add "
+    "up to 0 by the logits: tests/functional/test_centering.py"
+)
+TAIL_EVENT = (
+    "A sampled token that is none of the sampler's likeliest is trained as all of those together, "
+    "so that nothing drifts; the source trains it as itself (train.center_tail: token)."
+)
 ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
 # Name, source, what it is; then the cells that are not the default ones, the numbers, and words.
@@ -892,6 +905,29 @@ _ROWS = (
             "AReaL decides it by its proximal policy. The authors' repository turns the same "
             "bound into one clip range for the tokens that moved as favored."
         ),
+    ),
+    # --- score centering
+    Row(
+        "sgrpo_centered",
+        "sgrpo; score centering, arXiv:2609.20807",
+        "sgrpo, each token's loss minus its expectation under the sampler",
+        kl="loss_k3_plus",
+        centering="score",
+        shared_weight=REACHES_HEAD,
+        exempt={"on_policy": HEAD_HAS_GRADIENT},
+        use="A sampler that lastingly differs: rounded weights, other kernels, older weights.",
+        deviation=TAIL_EVENT,
+    ),
+    Row(
+        "cispo_centered",
+        "CISPO, arXiv:2506.13585; score centering, arXiv:2609.20807",
+        "cispo, each token's loss minus its expectation under the sampler",
+        gate="cispo",
+        centering="score",
+        shared_weight=REACHES_HEAD,
+        exempt={"on_policy": HEAD_HAS_GRADIENT},
+        use="As sgrpo_centered, with several updates per batch.",
+        deviation=TAIL_EVENT,
     ),
     Row(
         "r3",

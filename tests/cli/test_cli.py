@@ -282,6 +282,7 @@ def test_the_table_lists_every_algorithm(folder: Path) -> None:
         "ppo_clip",
         "none",
         "none",
+        "none",
         "token_mean",
         "critic",
     ]

@@ -15,6 +15,7 @@ from oxrl.tables.policy import ROWS
 from oxrl.tables.user_code import REWARD
 from oxrl.usercode.locate import names_of
 
+LEVEL = "train.correction_level"
 LOOSE = "rollout.force_strict_on_policy=false"
 FREE = ("rollout.max_staleness=1", LOOSE, "rollout.schedule=free")
 TOOLS = ("environment.name=tools",)
@@ -182,6 +183,83 @@ TOOLS = ("environment.name=tools",)
             ["twice", "recompute"],
         ),
         (["train.correction=truncate", "train.denominator=rollout"], "train.correction", ["twice"]),
+        (
+            ["train.centering=score", "train.alg_name=gspo"],
+            "train.centering",
+            ["train.ratio geometric", "looks at the whole response", "train.ratio none and token"],
+        ),
+        (
+            ["train.centering=score", "train.ratio=sequence"],
+            "train.centering",
+            ["train.ratio sequence", "every token that could have been sampled"],
+        ),
+        *(
+            (
+                ["train.centering=score", f"train.alg_name={name}"],
+                "train.centering",
+                [f"train.loss {gate}: {why}", "dppo_kl, policy_gradient and"],
+            )
+            for name, gate, why in (
+                ("gmpo", "gmpo", "it looks at the whole response"),
+                ("kimi", "proximal", "it looks at the whole response"),
+                ("clip_cov", "clip_cov", "it chooses tokens over the whole step"),
+                ("kl_cov", "kl_cov", "it chooses tokens over the whole step"),
+                ("simko", "simko", "it reads other tokens"),
+                ("dppo_topk_tv", "dppo_topk_tv", "it reads other tokens"),
+                ("dppo_topk_kl", "dppo_topk_kl", "it reads other tokens"),
+            )
+        ),
+        (
+            ["train.centering=score", "train.alg_name=fipo", "train.epochs=2", "run.steps=2"],
+            "train.centering",
+            ["train.loss fipo", "that follow a token"],
+        ),
+        (
+            ["train.centering=score", "train.alg_name=dro", "train.epochs=2", "run.steps=2"],
+            "train.centering",
+            ["train.loss dro", "its pull to the old policy", "take it out"],
+        ),
+        *(
+            (
+                ["train.centering=score", f"train.correction={name}"],
+                "train.centering",
+                [f"train.correction {name}: {why}", "none, truncate, mask and reject"],
+            )
+            for name, why in (
+                ("reject_k3", "it looks at the whole response"),
+                ("veto", "it looks at the whole response"),
+                ("drop_drifted_failures", "it looks at the whole response"),
+                ("second_moment", "it chooses tokens over the whole step"),
+            )
+        ),
+        *(
+            (
+                ["train.centering=score", "train.correction=truncate", f"{LEVEL}={level}"],
+                LEVEL,
+                ["by the whole response", "set it to token"],
+            )
+            for level in ("sequence", "geometric")
+        ),
+        (
+            ["train.centering=score", "train.correction=reject"],
+            LEVEL,
+            ["by the whole response", "set it to token"],
+        ),
+        (
+            ["train.centering=score", "inference_engine.name=vllm"],
+            "train.centering",
+            ["inference_engine.name vllm does not tell", "set that to local"],
+        ),
+        (
+            ["train.centering=score", "train.center_top=262", "model.name=builtin:tiny"],
+            "train.center_top",
+            ["at most the 261 tokens of the vocabulary"],
+        ),
+        (["train.centering=score", "train.center_top=0"], "train.center_top", ["greater than"]),
+        (["train.centering=yes"], "train.centering", ["score"]),
+        (["train.center_top=8"], "train.center_top", ["is not read"]),
+        (["train.center_tail=token"], "train.center_tail", ["is not read"]),
+        (["train.centering=score", "train.center_tail=both"], "train.center_tail", ["event"]),
         (["train.alg_name=fipo"], "train.epochs", ["whose ratio is 1", "fipo is ppo_clip", "to 2"]),
         (
             ["train.alg_name=dro", "rollout.max_staleness=1", LOOSE],
@@ -458,6 +536,12 @@ def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(
         ["train.alg_name=ppo", "rollout.n_samples=1"],
         ["train.advantage=gae", "rollout.n_samples=1", "train.critic_lr=1e-4"],
         ["train.correction=truncate", "train.correction_max=3"],
+        ["train.centering=score", "train.correction=truncate", "train.center_top=8"],
+        ["train.centering=score", "train.correction=reject", f"{LEVEL}=token"],
+        ["train.centering=score", "train.loss=dppo_kl", "train.denominator=rollout"],
+        ["train.alg_name=a2c", "train.centering=score", "train.center_tail=token"],
+        ["train.alg_name=a3po", "train.centering=score"],
+        ["train.alg_name=cispo_centered", "train.centering=none"],
         ["train.alg_name=fipo", "train.minibatches=2", "run.steps=2"],
         ["train.alg_name=fipo", "train.old_logprobs=bypass", "rollout.max_staleness=1", LOOSE],
         ["train.alg_name=drpo", "rollout.max_staleness=1", LOOSE],

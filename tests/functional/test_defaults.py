@@ -209,6 +209,8 @@ OWN: dict[Key, str] = {
     },
     ("advantage gae", "turn_lambda"): "none of its own: what stands within a turn",
     ("advantage iqr_normalize", "iqr_floor"): "half of what a right answer is worth",
+    ("centering score", "center_tail"): "the one without drift; the paper's is token",
+    ("feature sampler_top", "center_top"): "so many that little is left, in 516 bytes a token",
     ("advantage mean_normalize", "maxrl_order"): "none: as many terms as a group has, as its authors",
     ("advantage turn_normalize", "turn_gamma"): "none: rewards of turns are of one size",
     ("advantage pass_at_k", "pass_k"): "the least that is not pass@1",

@@ -169,6 +169,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.denominator": (MOVED, "rollout"),
     "train.loss": (MOVED, "sapo"),
     "train.correction": (MOVED, "truncate"),
+    "train.centering": (MOVED, "score"),
     "train.kl": (
         {"train": {"kl_coeff": 0.5, "alg_name": "sgrpo", "lr": 1e-3}, "run": {"steps": 2}},
         "loss_k3",

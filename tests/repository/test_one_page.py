@@ -32,15 +32,17 @@ LENGTHS = {
     "dpo": ("STEPS", 3, 3),
     "continuous": ("BATCHES", 5, 5),
     "opd_topk": ("BATCHES", 3, 3),
+    "same_numbers": ("BATCHES", 3, 3),
+    "centering": ("BATCHES", 2, 4),
 }
 # Prompts of a batch, fewer than on the page.
-PROMPTS = {"sgrpo": 8, "ppo": 12, "opd_topk": 24}
+PROMPTS = {"sgrpo": 8, "ppo": 12, "opd_topk": 24, "same_numbers": 8, "centering": 8}
 # In the second step from the file of weights ratios that can be clipped are 0.068 and less, and 0.074
 # and more, away from 1: none is so near that rounding decides whether it is clipped.
 CLIP = 0.0715
 PAGES = [*LENGTHS]
 SAMPLING = ["sgrpo", "ppo"]
-RECORDED = [*SAMPLING, "continuous", "opd_topk"]
+RECORDED = [*SAMPLING, "continuous", "opd_topk", "same_numbers", "centering"]
 DISTILLED = ["opd_topk"]
 # Of a teacher, so few that some sampled tokens are none.
 CANDIDATES = 8
@@ -299,6 +301,11 @@ def test_another_clip_makes_another_run(
         ("dpo", {"BETA": 0.11}, {"loss", "grad_norm", "weights"}),
         ("opd_topk", {"SEED": 2}, {"samples", "loss", "grad_norm", "weights"}),
         ("opd_topk", {"CANDIDATES": 7}, {"loss", "grad_norm", "weights"}),
+        ("same_numbers", {"SEED": 2}, {"samples", "grad_norm", "weights"}),
+        ("centering", {"SEED": 2}, {"samples", "grad_norm", "weights"}),
+        ("centering", {"MIN_P": 0.2}, {"samples", "grad_norm", "weights"}),
+        ("centering", {"TOP_P": 0.8}, {"samples", "grad_norm", "weights"}),
+        ("centering", {"HEAD": 1}, {"loss", "grad_norm", "weights"}),
         ("continuous", {"AHEAD": 1}, {"versions", "loss", "grad_norm", "weights"}),
         ("continuous", {"ROUNDS": 11}, {"versions", "loss", "grad_norm", "weights"}),
         ("continuous", {"FIRST": 1}, {"versions", "loss", "grad_norm", "weights"}),
@@ -369,6 +376,49 @@ def test_some_sampled_tokens_are_candidates_and_some_are_not(
     page, _ = both("opd_topk")
     counted = page["counted"][page["mask"]]
     assert 0 < int(counted.sum()) < len(counted)
+
+
+def test_not_a_bit_differs_between_a_cache_and_padded_rows(
+    start: Path, both: Callable[[str], tuple[Page, Path]], tmp_path: Path
+) -> None:
+    page, directory = both("same_numbers")
+    assert page["different"] == 0
+    assert {line["mismatch/bits"] for line in lines_of(directory / "metrics.jsonl")} == {0.0}
+    # A cache that rounds what it holds is seen.
+    rounds = {"kept.append((key, v))": "kept.append((key.bfloat16().float(), v))"}
+    assert short_page("same_numbers", start, tmp_path, instead=rounds)["different"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "others"),
+    [
+        # The policy is what is left by the cut; a token of the tail stands for all of it.
+        ("return outcomes(logits, kept,", "return outcomes(logits, kept | True,"),
+        ("torch.where(in_head, logprobs, possible[..., -1])", "logprobs"),
+        ("torch.where(in_head, old[i], old_outcomes[i][..., -1])", "old[i]"),
+        ("loss = loss - expected", "loss = loss + 0 * expected"),
+    ],
+)
+def test_an_update_that_drifts_is_another_one(
+    lines: str,
+    others: str,
+    start: Path,
+    both: Callable[[str], tuple[Page, Path]],
+    tmp_path: Path,
+) -> None:
+    _, directory = both("centering")
+    page = short_page("centering", start, tmp_path, instead={lines: others})
+    assert differences(page, directory) >= {"grad_norm", "weights"}
+
+
+def test_some_tokens_were_cut_and_some_are_of_the_tail(
+    both: Callable[[str], tuple[Page, Path]],
+) -> None:
+    page, _ = both("centering")
+    trained = page["mask"]
+    told = (page["head"] == page["tokens"][..., None]).any(-1)
+    assert not page["kept"][trained].all()
+    assert 0 < int(told[trained].sum()) < int(trained.sum())
 
 
 @pytest.mark.parametrize("name", PAGES)

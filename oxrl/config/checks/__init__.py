@@ -12,6 +12,7 @@ from dataclasses import replace
 from oxrl.config.checks.algorithm import (
     check_batch,
     check_cells,
+    check_centering,
     check_correction,
     check_features,
     check_moving_ratio,
@@ -88,6 +89,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_features,
         check_correction,
         check_cells,
+        check_centering,
         check_moving_ratio,
         check_own_gate,
         check_own_features,

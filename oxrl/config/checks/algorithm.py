@@ -175,6 +175,15 @@ def check_cells(cfg: Config) -> Problems:
             yield at(f"train.{low.key}", f"must be below {above}={upper}", above)
 
 
+def check_centering(cfg: Config) -> Problems:
+    """The expectation that is subtracted from the loss can be computed."""
+    if cfg.train.row.centering == "none":
+        return
+    from oxrl.config.checks.centering import centering_problems  # few rows subtract anything
+
+    yield from centering_problems(cfg)
+
+
 def check_moving_ratio(cfg: Config) -> Problems:
     """A ratio that can leave 1, for losses that are another one without."""
     row = cfg.train.row

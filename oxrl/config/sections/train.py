@@ -29,7 +29,8 @@ Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where i
 
 # YAML field -> kind of cell in the table.
 CELLS = {
-    name: name for name in ("advantage", "ratio", "denominator", "correction", "kl", "weights")
+    name: name
+    for name in ("advantage", "ratio", "denominator", "correction", "centering", "kl", "weights")
 } | {"loss": "gate"}
 
 
@@ -307,6 +308,13 @@ class TrainConfig(Section):
     correction: str | None = setting(
         None, "Rollout correction; null: the algorithm's.", of=RL, enum=cell_names("correction")
     )
+    centering: str | None = setting(
+        None,
+        "What is subtracted from the policy loss of every token: none, or score: its expectation "
+        "under the sampler, so that a baseline that is off moves nothing; null: the algorithm's.",
+        of=RL,
+        enum=cell_names("centering"),
+    )
     kl: str | None = setting(
         None,
         "KL term against the reference; null: the algorithm's.",
@@ -411,6 +419,8 @@ class TrainConfig(Section):
     correction_veto: float = number(declared.CORRECTION_VETO)
     drift_max: float = number(declared.DRIFT_MAX)
     second_moment_max: float = number(declared.SECOND_MOMENT_MAX)
+    center_top: int = number(declared.CENTER_TOP)
+    center_tail: declared.Tail = number(declared.CENTER_TAIL)
     kl_coeff: float = number(
         declared.KL_COEFF,
         (
@@ -475,7 +485,7 @@ class TrainConfig(Section):
     keep_per_prompt: int | None = number(declared.KEEP_PER_PROMPT)
     center_coeff: float = number(declared.CENTER_COEFF, Aka("center_rewards_coefficient"))
 
-    @field_validator("alg_name", "advantage", "loss", "correction", "kl", "weights")
+    @field_validator("alg_name", "advantage", "loss", "correction", "centering", "kl", "weights")
     @classmethod
     def _named(cls, value: str | None, info: ValidationInfo) -> str | None:
         name = cast(str, info.field_name)

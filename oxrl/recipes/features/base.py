@@ -167,6 +167,8 @@ class Feature:
     # What the policy is asked before the update, and in the update, beside logprobs and entropy.
     want_before: Want = frozenset()
     want: Want = frozenset()
+    # What the policy is asked before the update as well, where its logprobs are recorded then.
+    want_old: Want = frozenset()
     # Where the ratio's denominator comes from, when not from `train.old_logprobs`.
     old_logprobs: str | None = None
     # The correction is computed once per rollout batch, or from the current policy in every update.

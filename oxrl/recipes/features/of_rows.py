@@ -13,6 +13,7 @@ from oxrl.recipes.features.overlong_penalty import OverlongPenalty
 from oxrl.recipes.features.positive_nll import PositiveNLL
 from oxrl.recipes.features.reference_reset import ReferenceReset
 from oxrl.recipes.features.reward_parts import RewardParts
+from oxrl.recipes.features.sampler_top import SamplerTop
 from oxrl.recipes.features.score_norms import ScoreNorms
 from oxrl.recipes.features.step_correction import CurrentPolicyCorrection, StepCorrection
 from oxrl.recipes.features.token_selection import TokenSelection, TopCandidates
@@ -30,6 +31,7 @@ FEATURES: dict[str, type[Feature]] = {
     "positive_nll": PositiveNLL,
     "token_selection": TokenSelection,
     "top_logprobs": TopCandidates,
+    "sampler_top": SamplerTop,
     "full_batch_correction": StepCorrection,
     "current_policy_correction": CurrentPolicyCorrection,
     "interpolated_anchor": InterpolatedAnchor,
