@@ -45,7 +45,7 @@ MOST_NODES = {
     "environments": 5_900,
     "functional": 30_500,
     "modelfiles": 6_400,
-    "models": 21_850,
+    "models": 21_950,
     "plan": 11_100,
     "recipes": 24_550,
     "report": 3_950,
