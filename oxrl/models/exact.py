@@ -165,7 +165,8 @@ class ExactSilu(nn.Module):
 
 
 def _silu(x: Tensor) -> Tensor:
-    return x / torch.exp(-x).add_(1)
+    divisor = x.neg().exp_().add_(1)  # in one piece of memory: a new one costs as much as the sum
+    return torch.div(x, divisor, out=divisor)
 
 
 class _Silu(torch.autograd.Function):
@@ -314,10 +315,14 @@ def _attend(
             end = min(end, last + -last % KEYS)
         seen = added[:, :, first:last] if added.shape[2] > 1 else added
         scores = queries[:, :, first:last] @ keys[..., :end]
-        # Queries that fill a block up have no weights: most of one, in a decode step.
         asked = scores[:, :, : min(ROWS, count - first)]
         weights = asked.add_(seen[..., :end]).softmax(-1)
-        found.append(_weighted(_padded(weights, ROWS), values))
+        if last > count:
+            # Queries that fill a block up, most of one in a decode step, keep their scores for
+            # weights: what comes of them is dropped.
+            asked.copy_(weights)
+            weights = scores
+        found.append(_weighted(weights, values))
     joined = found[0] if len(found) == 1 else torch.cat(found, dim=2)
     return joined[:, :, :count]
 
@@ -347,8 +352,15 @@ def _weighted(weights: Tensor, values: Tensor) -> Tensor:
 
 def _padded(tensor: Tensor, multiple: int) -> Tensor:
     """[..., M, d] with zeros behind, so that M is a multiple of a number."""
-    more = -tensor.shape[-2] % multiple
-    return pad(tensor, (0, 0, 0, more)) if more else tensor
+    rows = tensor.shape[-2]
+    more = -rows % multiple
+    if not more:
+        return tensor
+    if more > rows:
+        return pad(tensor, (0, 0, 0, more))
+    # `pad` would write zeros everywhere first.
+    zeros = tensor.new_zeros(*tensor.shape[:-2], more, tensor.shape[-1])
+    return torch.cat((tensor, zeros), dim=-2)
 
 
 AttentionInterface.register(EXACT, exact_attention)
