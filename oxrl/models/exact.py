@@ -161,14 +161,18 @@ class ExactSilu(nn.Module):
     """x / (1 + exp(-x)). PyTorch's own computes the last elements of a tensor another way."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return _Silu.apply(input)
+        return _Silu.apply(input) if torch.is_grad_enabled() else _silu(input)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / torch.exp(-x).add_(1)
 
 
 class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return x / torch.exp(-x).add_(1)
+        return _silu(x)
 
     @staticmethod
     @once_differentiable
@@ -262,6 +266,8 @@ def attend_exactly(
         [B, H, M, d].
     """
     factor = query.shape[3] ** -0.5 if scale is None else scale
+    if not torch.is_grad_enabled():
+        return _attend(query, key, value, attn_mask, factor)
     return _Attention.apply(query, key, value, attn_mask, factor)
 
 
@@ -308,14 +314,16 @@ def _attend(
             end = min(end, last + -last % KEYS)
         seen = added[:, :, first:last] if added.shape[2] > 1 else added
         scores = queries[:, :, first:last] @ keys[..., :end]
-        weights = scores.add_(seen[..., :end]).softmax(-1)
-        found.append(_weighted(weights, values))
+        # Queries that fill a block up have no weights: most of one, in a decode step.
+        asked = scores[:, :, : min(ROWS, count - first)]
+        weights = asked.add_(seen[..., :end]).softmax(-1)
+        found.append(_weighted(_padded(weights, ROWS), values))
     joined = found[0] if len(found) == 1 else torch.cat(found, dim=2)
     return joined[:, :, :count]
 
 
 def _added(mask: OptionalTensor, query: Tensor, span: int) -> Tensor:
-    """The mask as numbers to add to scores, padded like them: [B or 1, 1, M or 1, S]."""
+    """The mask as numbers to add to scores, padded like keys: [B or 1, 1, M or 1, S]."""
     count = query.shape[2]
     if mask is None:
         at = torch.arange(count, device=query.device)
@@ -324,9 +332,7 @@ def _added(mask: OptionalTensor, query: Tensor, span: int) -> Tensor:
     if mask.dtype == torch.bool:
         nothing = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
         mask = nothing.masked_fill_(~mask, -torch.inf)
-    if span % KEYS:
-        mask = pad(mask, (0, -span % KEYS), value=-torch.inf)
-    return _padded(mask, ROWS) if mask.shape[2] > 1 else mask
+    return pad(mask, (0, -span % KEYS), value=-torch.inf) if span % KEYS else mask
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
