@@ -32,7 +32,7 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 376_500,
+    "the core": 377_500,
     "packages": 100_000,
     ".": 8_050,
     "assembly": 19_500,
@@ -41,11 +41,11 @@ MOST_NODES = {
     "commands": 15_450,
     "config": 32_850,
     "data": 32_600,
-    "engines": 65_350,
+    "engines": 66_000,
     "environments": 5_900,
-    "functional": 30_500,
+    "functional": 30_700,
     "modelfiles": 6_400,
-    "models": 22_800,
+    "models": 22_950,
     "plan": 11_100,
     "recipes": 25_700,
     "report": 3_950,
@@ -65,7 +65,7 @@ MOST_NODES = {
     "oxrl_stats": 12_100,
     "oxrl_trackers": 2_750,
     "oxrl_proofs": 30_600,
-    "one_page": 7_300,
+    "one_page": 11_750,
 }
 # Files that a run imports: a default one, and one with the reward for maths, an evaluation and
 # checkpoints.
@@ -88,11 +88,11 @@ MOST_ARGUMENTS = 7
 DRIVER = ("rl", "objective", "step", "session")
 # The progress of a run, once in a file that was not counted, is among them.
 DRIVER_NODES = 8_550
-DRIVER_BRANCHES = 74
+DRIVER_BRANCHES = 75
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
 ITERATION_NODES = 5_550
-ITERATION_BRANCHES = 51
+ITERATION_BRANCHES = 52
 # A reader's way from the request of a prompt to its gradient, every file counted; the aim is 125. A
 # sampler that is waited for longer than a moment adds six.
 MOST_FILE_CHANGES = 130
