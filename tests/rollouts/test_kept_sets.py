@@ -568,6 +568,40 @@ def test_without_a_step_the_ratio_is_1(case: str, tmp_path: Path) -> None:
     check_run(cut_run(tmp_path, "run", **{**sections, "model": sections.get("model", {}) | model}))
 
 
+MOVES = {"alg_name": "sgrpo", "lr": 1e-3, "minibatches": 2}
+EXACTLY: dict[str, Sections] = {
+    "two minibatches": {},
+    "temperature": {"rollout": {"temperature": 0.7}},
+    "one by one": {"train": {**MOVES, "share_prefix": False}},
+    "sampling ahead": {"rollout": AHEAD, "train": {"alg_name": "sgrpo", "lr": 1e-3}},
+    "centered": {"train": {**MOVES, "centering": "score", "center_top": 3}},
+    "centered, a head larger than the sets": {
+        "train": {**MOVES, "centering": "score", "center_top": 12}
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", EXACTLY)
+def test_in_exact_mode_the_ratio_of_what_was_sampled_is_exactly_1(
+    case: str, tmp_path: Path
+) -> None:
+    model = {"name": model_that_may_stop(tmp_path / "model")}
+    sections = {"train": MOVES, **EXACTLY[case]}
+    cfg = cut_run(tmp_path, "run", **sections, model=model, run={"exact": True})
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert [line["mismatch/bits"] for line in lines] == [0.0] * len(lines)
+    assert lines[0]["mismatch/bits_compared"] > 0
+    assert lines[0]["mismatch/abs_logdiff_max"] == 0.0
+    assert all(math.isfinite(line["update/grad_norm"]) for line in lines)
+    # A head of 12 has all of a set of at most 8, and there is no tail.
+    if case.startswith("centered, "):
+        assert {line["update/center_tail_frac"] for line in lines} == {0.0}
+    elif case == "centered":
+        assert 0 < lines[0]["update/center_tail_frac"] < 1
+
+
 def talking(folder: Path, reads: str) -> Sections:
     """Episodes whose turns read everything before, or the last answer alone."""
     (folder / "talk.py").write_text(TALK)
