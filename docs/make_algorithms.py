@@ -151,6 +151,11 @@ moves the expected update in four ways, and no correction takes out all of them:
 
 {table}
 
+Two causes of a difference can be taken away, and then nothing is left of them to correct:
+[`run.exact`](exact.md) has the same weights say the same in sampler and trainer, to the last bit,
+on a CPU; and with [cut sampling](cut_sampling.md) `p` is the policy over the tokens that were kept,
+where the softmax over the whole vocabulary would be another policy, off in all four ways.
+
 Nothing in this table makes an update an unbiased one of `p`. Whole ratios of whole responses come
 nearest (`train.loss: importance_sampling`, `train.ratio: sequence`, `train.denominator:
 rollout`), at a variance that grows with length. Centering is no unbiased estimator either: it
