@@ -51,8 +51,8 @@ def recording_sampler() -> LocalSampler:
     return LocalSampler(lively("builtin:tiny"), TOKENIZER, max_rows=3, recorded=TOYS)
 
 
-def recording_sampler_of(cfg: Config) -> RolloutEngine:
-    """The sampler of a run with the toy columns, in a process of its own."""
+def recording_sampler_of(cfg: Config, promised: None) -> RolloutEngine:
+    """The sampler of a run with the toy columns, in a process of its own; no bits are promised."""
     assembly = Assembly(cfg)
     vars(assembly)["recorded"] = TOYS
     return sampler_here(assembly)
