@@ -135,14 +135,15 @@ def write_config(folder: Path, overrides: list[str], model: str = "") -> Path:
     if any(name in recipe for name in ("grpo", "ppo", "opd")):
         del data["rows_per_step"]
         # The chat template of a model in a folder has tokens of its own.
-        asked = LENGTH if Path(model).is_dir() else LENGTH // 2
+        in_folder = bool(model) and Path(model).is_dir()
+        asked = LENGTH if in_folder else LENGTH // 2
         sections["model"]["max_length"] = asked + LENGTH // 2
         data |= {"prompts_per_step": 8, "max_prompt_tokens": asked}
         row = {"prompt": "1" * (LENGTH // 2 - 4), "answer": "2"}
         sections["reward"] = {"name": "exact"}
         sections["rollout"] = {"n_samples": 4, "max_tokens": LENGTH // 2}
         if "opd" in recipe:
-            if Path(model).is_dir():
+            if in_folder:
                 shutil.copytree(model, folder / "teacher")
             named = str(folder / "teacher") if (folder / "teacher").is_dir() else model
             sections["model"]["teachers"] = {"big": {"name": named}}

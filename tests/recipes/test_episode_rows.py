@@ -56,7 +56,8 @@ OF_SEQUENCES = (
     "opsm",
 )
 UNBUILT = ("rspo", "r3")
-TEACHERS = {"teacher", "teacher_top", "discriminator"}
+# Heads of the sampler are in the rows of test_centered_runs.py.
+TEACHERS = {"teacher", "teacher_top", "discriminator", "sampler_top"}
 TAUGHT = [row.name for row in ROWS.values() if TEACHERS & {*row.needs}]
 RANDOM = ("clip_cov",)  # chooses tokens by noise that is laid out as the batch is
 APART = (*OF_SEQUENCES, *UNBUILT, *TAUGHT, *RANDOM)

@@ -27,7 +27,8 @@ from support.small_runs import rl_config
 
 # What a teacher or a discriminator says comes from a model: steps of such rows are computed again
 # by hand in test_teachers.py beside this file, and in tests/packages (given rows, black box, self).
-TAUGHT = ("teacher", "teacher_top", "discriminator")
+# What the sampler recorded of other tokens is in tests/functional/test_centering.py, by real cells.
+TAUGHT = ("teacher", "teacher_top", "discriminator", "sampler_top")
 RUN = [
     name
     for name, row in ROWS.items()

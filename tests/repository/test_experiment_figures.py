@@ -30,6 +30,8 @@ EXEMPT = {
     ("word_problems", "the model knows 70 %"): "counted, of all words",
     ("smollm2", "1.939 | 1.8"): "a loss: those of single conversations were not kept",
     ("loophole", "| 0.661 to 0.955 |"): "single grades were not kept, which the page says",
+    ("teachers", "samples to 90 % of the teacher"): "a threshold",
+    ("teachers", "is at 90 % of the teacher"): "a threshold",
     ("simulators", "and 0.135 of the sampled episodes"): "how many episodes was not kept",
     ("simulators", "0.117 of the episodes succeeded"): "how many episodes was not kept",
     ("simulators", "(0.133 blind), of 5 bins 0.100 to 0.172"): "how many episodes was not kept",

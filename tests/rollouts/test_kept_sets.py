@@ -240,7 +240,8 @@ def plain(
         logprobs.append(log_p[chosen.index(target)])
         entropy.append(-(log_p.exp() * log_p).sum())
         squares.append(log_p.exp().square().sum())
-    return HeadOutput(torch.stack(logprobs), torch.stack(entropy), torch.stack(squares), None, None)
+    several = [torch.stack(values) for values in (logprobs, entropy, squares)]
+    return HeadOutput(*several, top_ids=None, top_logprobs=None, rest_logprobs=None)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6, 100])
