@@ -25,12 +25,12 @@ from oxrl.models.exact import OFF, make_exact
 from oxrl.models.self_checks import small_copy
 from oxrl.types import Output, Prompt, Request, Sampling, Tensors, TokenBatch, TrainBatch
 
-# Tokens of the prompts, and samples of each: rows alone, and on either side of what attention takes
-# at a time. Fewer are decoded together than are asked for, so steps have other numbers of rows.
+# Tokens of the prompts, and of the samples of each: rows alone, and on either side of what attention
+# takes at a time; a head that has one token to look at. Fewer are decoded together than are asked
+# for, so steps have other numbers of rows.
 PROMPTS = (1, 5, 17, 300)
-SAMPLES = 3
+RESPONSES = (24, 23, 1)
 ROWS = 5
-RESPONSE = 24
 DEADLINE_S = 600.0
 # Of inner layers: no multiple of what a vector has, so that rows begin and end within one.
 INNER = 120
@@ -67,7 +67,11 @@ def check_exact(
     Raises:
         ConfigError: they do not, or a part of the model has no exact form.
     """
-    model = small_copy(config, trust_remote_code=trust_remote_code, inner=INNER)
+    # The sums of a head are over its tokens: no fewer than the run has.
+    vocabulary = config.get_text_config().vocab_size
+    model = small_copy(
+        config, trust_remote_code=trust_remote_code, inner=INNER, vocabulary=vocabulary
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -106,21 +110,21 @@ def _sample(model: PreTrainedModel, temperature: float) -> tuple[TokenBatch, Ten
         The rows, and the sampler's log-probabilities [B, T].
     """
     text = model.config.get_text_config()
-    longest = max(PROMPTS) + RESPONSE
+    longest = max(PROMPTS) + max(RESPONSES)
     context = min(longest, getattr(text, "max_position_embeddings", None) or longest)
     requests: list[Request] = []
     for draw, length in enumerate(PROMPTS):
-        kept = min(length, context - RESPONSE)
+        kept = min(length, context - max(RESPONSES))
         tokens = tuple(2 + (7 * draw + 5 * at) % (text.vocab_size - 2) for at in range(kept))
         prompt = Prompt(uid=str(draw), messages=(), token_ids=tokens)
-        for number in range(SAMPLES):
+        for number, most in enumerate(RESPONSES):
             request = Request(
                 id=f"{draw}.{number}",
                 prompt=prompt,
                 draw=draw,
                 sample=number,
-                sampling=Sampling(temperature=temperature, max_tokens=RESPONSE - number),
-                seed=SAMPLES * draw + number,
+                sampling=Sampling(temperature=temperature, max_tokens=most),
+                seed=len(RESPONSES) * draw + number,
             )
             requests.append(request)
     sampler = module_sampler(model, builtin_tokenizer(), max_rows=ROWS, longest=longest)

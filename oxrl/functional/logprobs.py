@@ -88,6 +88,23 @@ class KeptSets(Protocol):
         ...
 
 
+def logsumexp_of_rows(z: Tensor) -> Tensor:
+    """log(sum(exp(z))) of each row, whatever other rows there are.
+
+    PyTorch cuts the sum of a row among threads where it is wide and alone, and adds up in another
+    order then.
+
+    Args:
+        z: [n, V].
+
+    Returns:
+        [n].
+    """
+    if len(z) == 1:
+        return z.repeat(2, 1).logsumexp(1)[:1]
+    return z.logsumexp(1)
+
+
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Log-probability of each token given the tokens before it.
 
@@ -102,7 +119,8 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
     scaled = at_least_float32(logits[:, :-1]) / temperature
     targets = tokens[:, 1:, None]
     picked = scaled.gather(-1, targets).squeeze(-1)
-    logprobs = picked - scaled.logsumexp(-1)
+    total = logsumexp_of_rows(scaled.flatten(0, 1)).view_as(picked)
+    logprobs = picked - total
     return torch.nn.functional.pad(logprobs, (1, 0))
 
 
@@ -373,7 +391,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, max(len(hidden), 1), options.chunk):
             rows = slice(start, start + options.chunk)
             z, _ = _logits_of_chunk(hidden, rows, weight, bias, options)
-            lse = z.logsumexp(-1)
+            lse = logsumexp_of_rows(z)
             found["lse"].append(lse)
             picked = z.gather(1, targets[rows, None])
             found["logprobs"].append(picked.squeeze(1) - lse)
@@ -394,7 +412,7 @@ class _ChunkedHead(torch.autograd.Function):
                 found["top_logprobs"].append(top - lse[:, None])
             if options.rest:
                 z.scatter_(1, found["top_ids"][-1], -torch.inf)  # the last that is read of them
-                rest = z.logsumexp(-1) - lse
+                rest = logsumexp_of_rows(z) - lse
                 # Tokens that are never sampled are nothing, as no tokens are.
                 found["rest_logprobs"].append(rest.masked_fill(rest < NO_CHANCE / 2, -torch.inf))
         merged = {name: torch.cat(parts) for name, parts in found.items()}

@@ -241,7 +241,11 @@ def try_sharing(
 
 
 def small_copy(
-    config: PreTrainedConfig, *, trust_remote_code: bool, inner: int | None = None
+    config: PreTrainedConfig,
+    *,
+    trust_remote_code: bool,
+    inner: int | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> PreTrainedModel:
     """A random model of the same kind, in float32.
 
@@ -249,13 +253,14 @@ def small_copy(
         config: of the model.
         trust_remote_code: run Python code that the model's authors ship with it.
         inner: width of its inner layers; None: as `shrink` leaves it.
+        vocabulary: tokens that it has.
     """
     small = deepcopy(config)
     shrink(small)
     text: Any = small.get_text_config()
     if inner is not None:
         text.intermediate_size = inner
-    text.vocab_size = VOCABULARY
+    text.vocab_size = vocabulary
     text.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

@@ -86,3 +86,76 @@ def test_top_p_is_taken_after_top_k_and_at_the_temperature() -> None:
     assert restrict(logits, temperature=2 * one, top_k=k, top_p=p).isfinite().tolist() == [
         [True, True, False, False]
     ]
+
+
+# --- What few tokens are kept of many.
+def kept_by_definition(
+    row: list[float], *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> set[int]:
+    """The tokens that a row keeps, from the definition of each cut."""
+    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))
+    share = {token: math.exp((row[token] - row[ranked[0]]) / temperature) for token in ranked}
+    kept = [token for token in ranked if share[token] >= min_p]
+    if top_k:
+        kept = kept[:top_k]
+    total = math.fsum(share[token] for token in kept)
+    reached = 0.0
+    chosen: set[int] = set()
+    for token in kept:
+        if top_p < 1 and reached >= top_p * total:
+            break
+        chosen.add(token)
+        reached += share[token]
+    return chosen
+
+
+@pytest.mark.parametrize("step", [0.0, 0.25])  # logits that are nearly all apart, or often alike
+@pytest.mark.parametrize("beside", [False, True])
+def test_cuts_are_as_defined_and_the_same_beside_a_row_that_keeps_all(
+    step: float, beside: bool
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, 300, generator=generator) * 2
+    if step:
+        logits = (logits / step).round() * step
+    options = [(k, p, m) for k in (1, 5, 40, 299) for p in (1.0, 0.8) for m in (0.0, 0.07)]
+    cases = [options[row % len(options)] for row in range(40)]
+    top_k, top_p, min_p = (torch.tensor(column) for column in zip(*cases, strict=True))
+    if beside:
+        logits = torch.cat([logits, logits[:1]])
+        top_k = torch.cat([top_k, torch.zeros(1, dtype=torch.int64)])
+        top_p = torch.cat([top_p, torch.ones(1)])
+        min_p = torch.cat([min_p, torch.zeros(1)])
+    temperature = torch.full((len(logits),), 0.7)
+    kept = restrict(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for row, (k, p, m) in enumerate(cases):
+        wanted = kept_by_definition(
+            logits[row].tolist(), temperature=0.7, top_k=k, top_p=p, min_p=m
+        )
+        found = set(kept[row].isfinite().nonzero().flatten().tolist())
+        assert found == wanted, (row, k, p, m)
+    if beside:
+        assert torch.equal(kept[-1], logits[-1])
+
+
+def test_a_cut_row_keeps_the_same_tokens_in_any_batch() -> None:
+    """Whether few tokens are looked at or all, and with whatever other rows ask for."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(60, 2000, generator=generator)
+    top_k = torch.randint(1, 200, (60,), generator=generator)
+    top_p = 0.5 + 0.5 * torch.rand(60, generator=generator)
+    one = torch.ones(60)
+    together = restrict(logits, temperature=one, top_k=top_k, top_p=top_p)
+    for row in range(60):
+        at = slice(row, row + 1)
+        alone = restrict(logits[at], temperature=one[at], top_k=top_k[at], top_p=top_p[at])
+        assert torch.equal(alone[0], together[row])
+    everything = torch.zeros(61, dtype=torch.int64)
+    everything[:60] = top_k
+    beside = restrict(
+        torch.cat([logits, logits[:1]]),
+        temperature=torch.ones(61),
+        top_k=everything,
+        top_p=torch.cat([top_p, one[:1]]),
+    )
+    assert torch.equal(beside[:60], together)

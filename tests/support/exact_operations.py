@@ -13,6 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from oxrl.engines.sample.gumbel import sample_tokens
+from oxrl.engines.sample.likeliest import likeliest
+from oxrl.errors import required
+from oxrl.functional.logprobs import (
+    Head,
+    chunked_head,
+    head_logits,
+    logprobs_from_logits,
+    logsumexp_of_rows,
+)
 from oxrl.models.exact import (
     ExactSilu,
     ExactTanhGelu,
@@ -33,6 +43,9 @@ TOKENS = 640
 # Columns and rows of a weight.
 SHAPES = ((64, 64), (64, 256), (64, 95), (16, 64), (64, 16), (576, 192), (576, 1536), (1536, 576))
 WIDTHS = (256, 95, 1000)
+# A vocabulary whose sum PyTorch cuts among threads where it is of one row alone, and rows of it.
+WIDE = 49_157
+LONE = 120
 
 RowWise = Callable[[Tensor], Tensor]
 
@@ -76,7 +89,7 @@ def usual() -> Iterator[tuple[str, int]]:
         "gelu": nn.functional.gelu,
         "relu": nn.functional.relu,
         "exp": torch.exp,
-        "logsumexp": lambda x: x.logsumexp(-1),
+        "logsumexp": logsumexp_of_rows,
         "log softmax": lambda x: (3 * x).log_softmax(-1),
         "sum of p z": lambda x: torch.linalg.vecdot(x.softmax(-1), x),
     }
@@ -133,7 +146,47 @@ def decode_steps(width: int) -> int:
     return wrong
 
 
-KINDS = {"linear": linears, "usual": usual, "attention": attentions}
+def heads() -> Iterator[tuple[str, int]]:
+    """What is said of a token by sampler and trainer, over a vocabulary that threads share."""
+    hidden = torch.randn(LONE, 8)
+    head = Head(torch.randn(WIDE, 8), linear=exact_linear)
+    logits = head_logits(hidden, head)
+    seeds = torch.arange(LONE)
+    temperature = torch.full((LONE,), 0.7)
+
+    def sampled(rows: slice) -> list[Tensor]:
+        _, logprobs = sample_tokens(
+            logits[rows], seeds[rows], seeds[rows], temperature=temperature[rows], stochastic=None
+        )
+        return [logprobs]
+
+    def likely(rows: slice) -> list[Tensor]:
+        found = likeliest(logits[rows], temperature[rows], 4)
+        return [found.logprobs, found.rest]
+
+    def trained(rows: slice) -> list[Tensor]:
+        found = chunked_head(
+            hidden[rows], head, seeds[rows], temperature=0.7, top_k=4, rest=True, chunk=LONE
+        )
+        return [required(found[at], "a field") for at in (0, 4, 5)]
+
+    def from_logits(rows: slice) -> list[Tensor]:
+        both = torch.stack([logits[rows], logits[rows]], dim=1)
+        tokens = seeds[rows, None].repeat(1, 2)
+        return [logprobs_from_logits(both, tokens, temperature=0.7)]
+
+    kinds = {"sampled": sampled, "likeliest": likely, "trained": trained, "logits": from_logits}
+    for name, said in kinds.items():
+        whole = said(slice(0, LONE))
+        wrong = 0
+        for row in range(LONE):
+            alone = said(slice(row, row + 1))
+            pairs = zip(alone, whole, strict=True)
+            wrong += any(differ(found, wanted[row : row + 1]) for found, wanted in pairs)
+        yield f"{name} {WIDE}", wrong
+
+
+KINDS = {"heads": heads, "linear": linears, "usual": usual, "attention": attentions}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oxrl.engines.determinism import cumulative_sum
+from oxrl.functional.logprobs import logsumexp_of_rows
 
 # Odd constants of the two hashes, as the signed integers of their width.
 _GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
@@ -50,7 +51,7 @@ def sample_tokens(
         noisy = torch.addcmul(z, noise, stochastic[:, None])
     tokens = noisy.argmax(1)
     picked = z.gather(1, tokens[:, None]).squeeze(1)
-    return tokens, picked - z.logsumexp(1)
+    return tokens, picked - logsumexp_of_rows(z)
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -113,19 +114,42 @@ def restrict(
         [n, V]; the most likely token of a row always stays. Of equally likely tokens those with
         lower ids come first.
     """
-    ordered, order = logits.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[1], device=logits.device)
+    ordered, order = _likeliest_first(logits, top_k)
+    rank = torch.arange(ordered.shape[1], device=logits.device)
     outside = (rank >= top_k[:, None]) & (top_k[:, None] > 0)
+    share = torch.exp((ordered - ordered[:, :1]) / temperature[:, None])  # of the likeliest one's
     if min_p is not None:
-        likely = torch.softmax(ordered / temperature[:, None], 1)
-        outside |= likely < min_p[:, None] * likely[:, :1]
-    inside = ordered.masked_fill(outside, -torch.inf)
-    probabilities = torch.softmax(inside / temperature[:, None], 1)
-    before = cumulative_sum(probabilities) - probabilities
-    outside |= (before >= top_p[:, None]) & (top_p[:, None] < 1)
+        outside |= share < min_p[:, None]
+    share = share.masked_fill_(outside, 0.0)
+    # Added one after the other: zeros behind them, as many as there are, change nothing.
+    up_to_here = cumulative_sum(share)
+    before = up_to_here - share
+    outside |= (before >= top_p[:, None] * up_to_here[:, -1:]) & (top_p[:, None] < 1)
     outside[:, 0] = False
-    left_out = torch.zeros_like(outside).scatter_(1, order, outside)
+    left_out = torch.ones_like(logits, dtype=torch.bool).scatter_(1, order, outside)
     return logits.masked_fill(left_out, -torch.inf)
+
+
+def _likeliest_first(logits: Tensor, top_k: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort tokens by their logits, largest first; those with equal ones by their ids.
+
+    Args:
+        logits: [n, V].
+        top_k: [n] int64, 0 asks for all.
+
+    Returns:
+        Logits and ids, [n, W] each: V of them, or at least as many as any row asks for.
+    """
+    asked = int(top_k.max()) if bool((top_k > 0).all()) else logits.shape[1]
+    if asked < logits.shape[1]:
+        found = logits.topk(asked)
+        equal_or_larger = (logits >= found.values[:, -1:]).sum(1)
+        # Else the last place is shared, and which of those with lower ids comes first is to tell.
+        if bool((equal_or_larger == asked).all()):
+            ids = found.indices.sort(dim=1).values
+            ordered, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
+            return ordered, ids.gather(1, order)
+    return logits.sort(dim=1, descending=True, stable=True)
 
 
 def _mix_64(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oxrl.engines.sample.rows import Recorded, Recording, Slots
 from oxrl.errors import EngineError
+from oxrl.functional.logprobs import logsumexp_of_rows
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST, head_columns
 
 
@@ -47,10 +48,10 @@ def likeliest(logits: Tensor, temperature: Tensor, top: int) -> Likeliest:
             f"{vocabulary} or less"
         )
     z = logits / temperature[:, None]
-    whole = z.logsumexp(1)
+    whole = logsumexp_of_rows(z)
     found = z.topk(top)
     # From the logits of the others: 1 minus the sum is rounding where little is left.
-    others = z.scatter_(1, found.indices, -torch.inf).logsumexp(1)
+    others = logsumexp_of_rows(z.scatter_(1, found.indices, -torch.inf))
     logprobs = found.values - whole[:, None]
     rest = others - whole
     return Likeliest(found.indices.to(torch.int32), logprobs.float(), rest.float())
