@@ -164,18 +164,23 @@ def build_engines(assembly: Assembly, stack: ExitStack) -> Engines:
     policy = trainers[POLICY]
     model = cast(PreTrainedModel, policy.model)
     limits = assembly.limits(model)
-    if not cfg.sampling_process:
+    if not cfg.samplers:
         sampler = assembly.local_sampler(model)
         return Engines(
             trainers, sampler, limits, SharedWeights(policy, sampler, assembly.part_sent)
         )
-    from oxrl.assembly.sampler_processes import (  # other processes sample
+    from oxrl.assembly.sampler_processes import (  # who samples has weights of its own
         hosted_sampler,
         proved_delivery,
+        sampler_here,
     )
 
-    hosted = hosted_sampler(assembly, stack.callback)
-    return Engines(trainers, hosted, limits, proved_delivery(assembly, policy, hosted, limits))
+    own: RolloutEngine
+    if cfg.sampling_process:
+        own = hosted_sampler(assembly, stack.callback)
+    else:
+        own = sampler_here(assembly)
+    return Engines(trainers, own, limits, proved_delivery(assembly, policy, own, limits))
 
 
 def models_of(cfg: Config, engines: Engines) -> Models[Scorer]:

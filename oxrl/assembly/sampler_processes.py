@@ -27,6 +27,7 @@ from oxrl.engines.train import TrainEngine
 from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import ConfigError
 from oxrl.models.lora import AdapterOptions
+from oxrl.models.rounded import BITS
 
 if TYPE_CHECKING:
     from oxrl.models.exact_contract import Contract
@@ -51,7 +52,7 @@ def sampler_of(cfg: Config, promised: Contract | None = None) -> RolloutEngine:
 
 
 def sampler_here(assembly: Assembly) -> RolloutEngine:
-    """The rollout engine of the config in this process, on a model of its own."""
+    """The rollout engine of the config in one process, on a model of its own."""
     if assembly.cfg.inference_engine.name == "vllm":
         return _vllm(assembly)
     if assembly.part_sent == "merged":
@@ -146,6 +147,7 @@ def proved_delivery(
         probe_limit=sampling.probe_limit,
         compared=Compared(limits.image_ids, only=assembly.sampled_alone),
         part=assembly.part_sent,
+        bits=BITS.get(sampling.weights),
     )
     return WeightSync(policy, sampler, options, assembly.copy_of_policy, assembly.images, transport)
 

@@ -98,7 +98,8 @@ class Config(Section):
     def samplers(self) -> int:
         """Samplers with weights of their own; 0: this process samples, with the policy's."""
         engine = self.inference_engine
-        return engine.actors or engine.processes or int(self.sampling_process)
+        copied = self.sampling_process or engine.weights != "trained"
+        return engine.actors or engine.processes or int(copied)
 
     @property
     def scores_nothing(self) -> bool:
@@ -138,10 +139,12 @@ def with_defaults(values: GivenValues) -> FieldValues:
         return dict(values)
     found: FieldValues = {}
     composed = compose_row(row, train)
-    # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler gets
-    # capped weights.
+    # Samples of other kernels, or of rounded or earlier weights: a row whose ratio does not know
+    # the sampler gets capped weights.
     stale = _fields(values, "rollout").get("max_staleness", 0) not in (0, "0")
-    elsewhere = stale or _fields(values, "inference_engine").get("name") == "vllm"
+    engine = _fields(values, "inference_engine")
+    rounded = engine.get("weights", "trained") != "trained"
+    elsewhere = stale or rounded or engine.get("name") == "vllm"
     corrected = composed.knows_sampler or train.get("old_logprobs") == "bypass"
     if row.recipe == "rl" and elsewhere and not corrected:
         found["correction"] = "truncate"

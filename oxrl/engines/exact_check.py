@@ -21,21 +21,19 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError, required
 from oxrl.modelfiles.builtin import builtin_tokenizer
-from oxrl.models.exact import OFF, make_exact
-from oxrl.models.self_checks import small_copy
+from oxrl.models.exact import OFF
+from oxrl.models.exact_contract import exact_copy
 from oxrl.types import Output, Prompt, Request, Sampling, Tensors, TokenBatch, TrainBatch
 
-# Tokens of the prompts, and of the samples of each: rows alone, and on either side of what attention
-# takes at a time; a head that has one token to look at. Fewer are decoded together than are asked
-# for, so steps have other numbers of rows.
+# Tokens of the prompts, and of the samples of each: rows alone, and on either side of what
+# attention takes at a time; a head that has one token to look at. Fewer are decoded together than
+# are asked for, so steps have other numbers of rows.
 PROMPTS = (1, 5, 17, 300)
 RESPONSES = (24, 23, 1)
 ROWS = 5
 DEADLINE_S = 600.0
 # Of inner layers: no multiple of what a vector has, so that rows begin and end within one.
 INNER = 120
-# A random model says nearly the same of every token; with larger weights it does not.
-SHARPER = 3.0
 
 WANT = frozenset({"logprobs"})
 # How a trainer lays rows out: its options beside the temperature.
@@ -69,14 +67,9 @@ def check_exact(
     """
     # The sums of a head are over its tokens: no fewer than the run has.
     vocabulary = config.get_text_config().vocab_size
-    model = small_copy(
+    model = exact_copy(
         config, trust_remote_code=trust_remote_code, inner=INNER, vocabulary=vocabulary
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(SHARPER)
-    make_exact(model)
     batch, said = _sample(model, temperature)
     found = {RECOMPUTED: _score_with_gradient(model, batch, temperature)}
     for layout, options in LAYOUTS.items():

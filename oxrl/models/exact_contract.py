@@ -27,10 +27,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oxrl.data.batching import to_token_batch
-from oxrl.errors import CheckpointError, EngineError
+from oxrl.errors import CheckpointError, EngineError, required
 from oxrl.models.exact import KEYS, ROWS, VALUES, make_exact
 from oxrl.models.network import CausalNetwork, read_tokens
 from oxrl.models.self_checks import small_copy
@@ -124,6 +124,28 @@ def line_of(contract: Json) -> str:
     return ", ".join(told)
 
 
+def exact_copy(
+    config: PreTrainedConfig, *, trust_remote_code: bool, **sizes: int
+) -> PreTrainedModel:
+    """Make a small random model of the same kind exact; it does not say the same of every token.
+
+    Args:
+        config: of the model.
+        trust_remote_code: run Python code that the model's authors ship with it.
+        sizes: as of `small_copy`.
+
+    Raises:
+        ConfigError: some part of such a model has no exact form, or PyTorch has no oneDNN.
+    """
+    model = small_copy(config, trust_remote_code=trust_remote_code, **sizes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(SHARPER)
+    make_exact(model)
+    return model
+
+
 def find_contract(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Contract:
     """Find out what this machine computes for models of a configuration.
 
@@ -134,26 +156,17 @@ def find_contract(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
     Raises:
         ConfigError: some part of such a model has no exact form, or PyTorch has no oneDNN.
     """
-    model = small_copy(config, trust_remote_code=trust_remote_code)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(SHARPER)
-    make_exact(model)
+    model = exact_copy(config, trust_remote_code=trust_remote_code)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     rows: list[list[int]] = []
     for number, length in enumerate(LENGTHS):
         count = min(length, longest or length)
         rows.append([2 + (5 * number + 7 * at * at + 3 * at) % 59 for at in range(count)])
     trained = [[at > 0 for at in range(len(row))] for row in rows]
+    batch = to_token_batch(rows, trained, 0)
     with torch.no_grad():
-        said = read_tokens(
-            CausalNetwork(model),
-            to_token_batch(rows, trained, 0),
-            frozenset({"logprobs"}),
-            temperature=1.0,
-        ).logprobs
-    assert said is not None  # it was asked for
+        read = read_tokens(CausalNetwork(model), batch, frozenset({"logprobs"}), temperature=1.0)
+    said = required(read.logprobs, "log-probabilities")
     facts: Json = {
         "format": FORMAT,
         "claims": [*CLAIMS],

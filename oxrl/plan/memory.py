@@ -153,7 +153,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     phases: dict[str, int] = {}
     if cfg.recipe in SAMPLING:
         phases["rollout"] = sampler_bytes(cfg, dims)
-        if not cfg.samplers or cfg.inference_engine.processes:
+        alone = not (cfg.sampling_process or cfg.inference_engine.actors)
+        if alone or cfg.inference_engine.processes:
             # The slots of the local sampler stay where they are; processes do not sleep on a CPU.
             held += phases["rollout"] * max(1, cfg.samplers)
             phases["rollout"] = held

@@ -209,6 +209,8 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
     if not samplers or cfg.recipe != "rl":
         return ""
     what = "adapter" if cfg.lora.rank and cfg.lora.delivery == "adapter" else "weights"
+    if cfg.inference_engine.weights != "trained":
+        what += f", rounded to {cfg.inference_engine.weights},"
     source = "this process"
     if cfg.train.engine.several_ranks:
         source = "the training ranks, none through this process"

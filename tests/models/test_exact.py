@@ -585,6 +585,27 @@ def test_a_trial_of_a_family_that_is_exact_passes(name: str, threads: int) -> No
     check_exact(builtin_policy(name, seed=0).config, temperature=0.7, share_prefix=True)
 
 
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_a_trial_has_the_vocabulary_of_the_run(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads share the sum of a row alone only where it is wide."""
+    config = builtin_policy("builtin:tiny", seed=0).config
+    config.vocab_size = 49_157
+    widths: set[int] = set()
+    plain = oxrl.functional.logprobs.logsumexp_of_rows
+
+    def noted(z: Tensor) -> Tensor:
+        widths.add(z.shape[1])
+        lone.add(len(z) == 1)
+        return plain(z)
+
+    lone: set[bool] = set()
+    monkeypatch.setattr(oxrl.functional.logprobs, "logsumexp_of_rows", noted)
+    check_exact(config, temperature=0.7, share_prefix=True)
+    assert widths == {49_157} and lone == {True, False}
+
+
 @pytest.mark.parametrize(
     "module", ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj", "model.norm"]
 )
@@ -599,7 +620,7 @@ def test_a_trial_names_the_first_module_that_depends_on_the_batch(
 
         model.get_submodule(module).register_forward_hook(count)
 
-    monkeypatch.setattr("oxrl.engines.exact_check.make_exact", exact_but_for_one)
+    monkeypatch.setattr("oxrl.models.exact_contract.make_exact", exact_but_for_one)
     cfg = exact_run(tmp_path, "run", model={"name": "builtin:tiny"})
     with pytest.raises(ConfigError) as refused:
         run(cfg)

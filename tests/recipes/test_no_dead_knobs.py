@@ -135,6 +135,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "rollout.eval_samples": (EVAL, 2),
     "rollout.eval_temperature": (EVAL | {"reward": {"name": "{folder}/rewards.py:letters"}}, 0.0),
     "inference_engine.max_rows": ({}, 3),
+    "inference_engine.weights": ({}, "int8"),
     # Without vLLM that is an error before a model is loaded; with it tests/engines/test_vllm_host_process.py.
     "inference_engine.name": ({}, "vllm"),
     # One value works today; any other is an error before a model is loaded.

@@ -177,6 +177,8 @@ def check_samplers(cfg: Config) -> Problems:
     if engine.name == "vllm" and cfg.rollout.min_p > 0:
         rule = "is for inference_engine.name: local; set it to 0, or top_p or top_k in its place"
         yield at("rollout.min_p", rule, "inference_engine.name")
+    if engine.weights != "trained":
+        yield from _rounded(cfg)
     reads_text = engine.name == "vllm" and cfg.sampling_process
     if reads_text and vision_family(cfg.model.name) is not None:
         yield at(
@@ -194,6 +196,29 @@ def check_samplers(cfg: Config) -> Problems:
             "needs devices of its own: set inference_engine.placement to separate, or this to 1",
             "inference_engine.placement",
         )
+
+
+def _rounded(cfg: Config) -> Problems:
+    """Check that weights with few bits are made where they are whole, for a sampler that has its
+    own.
+    """
+    field = "inference_engine.weights"
+    engine = cfg.inference_engine.name
+    if engine != "local":
+        rule = f"is for inference_engine.name: local, this is {engine}: set it to trained"
+        yield at(field, rule, "inference_engine.name")
+    if cfg.train.engine.several_ranks:
+        rule = (
+            "rounds rows of whole weights, and ranks hold pieces of rows: set it to trained, or "
+            "train.backend to local"
+        )
+        yield at(field, rule, "train.backend")
+    if cfg.lora.rank and cfg.lora.delivery == "adapter":
+        rule = (
+            "rounds the weights that samplers are sent, and with an adapter that is the adapter "
+            "alone: set lora.delivery to merged, or this to trained"
+        )
+        yield at(field, rule, "lora.delivery", "lora.rank")
 
 
 def _processes(cfg: Config) -> Problems:

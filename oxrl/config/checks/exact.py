@@ -34,6 +34,15 @@ def exact_problems(cfg: Config) -> Problems:
             "set it to local (of which inference_engine.processes or actors make several)",
         )
 
+    if cfg.inference_engine.weights != "trained":
+        yield at(
+            "inference_engine.weights",
+            "rounds what the sampler computes with, and run.exact promises that it computes what "
+            f"the trainer does; the two contradict each other: set it to trained, or {FIELD} to "
+            "false",
+            FIELD,
+        )
+
 
 def _no_form(field: str, what: str, instead: str, *also: str) -> Problem:
     """A field that asks for something without an exact form."""

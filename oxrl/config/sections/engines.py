@@ -51,6 +51,13 @@ class EngineConfig(Section):
         le=1024,
         why="each is a process",
     )
+    weights: Literal["trained", "int8"] = setting(
+        "trained",
+        "trained: samplers compute with the policy's weights. int8: with these rounded to 8 bits, "
+        "a scale for each row of a matrix; local sampler alone. int8 makes train.correction "
+        "truncate by default.",
+        of=RL,
+    )
     placement: Literal["separate", "colocated"] = setting(
         "separate",
         "Rollout actors have devices of their own, or each shares one with a training actor.",

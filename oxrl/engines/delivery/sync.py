@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, cast
@@ -50,6 +51,7 @@ from oxrl.engines.transport.base import (
 )
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
+from oxrl.models.rounded import round_rows
 from oxrl.models.weights import plain_name
 from oxrl.types import Images, Metrics, Rollouts
 
@@ -98,6 +100,8 @@ class SyncOptions:
     part: of a policy with an adapter, what is delivered: the adapter alone, and the model under it
         is proved once to be the one that the sampler has already; or both, merged into the weights
         of a model without adapter.
+    bits: of a weight in the sampler, where it is rounded: everything is proved by the rounded
+        weights then. None: it has the policy's.
     """
 
     dtype: torch.dtype
@@ -108,6 +112,7 @@ class SyncOptions:
     probe_limit: float = 4.0
     compared: Compared = EVERYTHING
     part: Part = "all"
+    bits: int | None = None
 
     def copy(self, strength: float = 0.0) -> Copy:
         """Describe the copy that is delivered, or a perturbed one.
@@ -119,7 +124,7 @@ class SyncOptions:
             What to ask the transport for: in the sampler's dtype, of the part of the policy that
             is delivered.
         """
-        return Copy(self.dtype, strength, self.part)
+        return Copy(self.dtype, strength, self.part, self.bits)
 
 
 class WeightSync:
@@ -261,10 +266,10 @@ class WeightSync:
         """
         if not self._apart:
             self._check_still_held()
-            return self._policy_logprobs(), self._masters()
+            return self._expected(), self._masters()
         with ThreadPoolExecutor(1, "read-back") as thread:
             checking = thread.submit(self._check_still_held)
-            expected = self._policy_logprobs()
+            expected = self._expected()
             masters = self._masters()
             checking.result()
         return expected, masters
@@ -333,7 +338,9 @@ class WeightSync:
     def _masters(self) -> Fingerprints:
         """Fingerprint what the optimizer holds, as it has to be delivered."""
         if self.options.part != "adapter":
-            return self.policy.fingerprints(self.options.dtype, self.options.part)
+            options = self.options
+            rounded = partial(round_rows, bits=options.bits) if options.bits else None
+            return self.policy.fingerprints(options.dtype, options.part, rounded)
         adapter = self.policy.fingerprints(self.options.copy().sent_as, "adapter")
         if not self._base:
             whole = self.policy.fingerprints(self.options.dtype)
@@ -450,6 +457,12 @@ class WeightSync:
             holder = f"{name} holds weight version {version}"
             found[holder] = distance(self._compared(scores), expected)
         return found
+
+    def _expected(self) -> RowLogprobs:
+        """Score the probe as the sampler has to: like the trainer, or by the rounded weights."""
+        if self.options.bits:
+            return self._two_forwards(0.0).low
+        return self._policy_logprobs()
 
     def _policy_logprobs(self) -> RowLogprobs:
         """Score the probe as the trainer does."""

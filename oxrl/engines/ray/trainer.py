@@ -38,7 +38,7 @@ from oxrl.engines.ray.cluster import (
     unpack,
 )
 from oxrl.engines.sample.workers import call_on
-from oxrl.engines.train import BucketStream, Fingerprints, Part
+from oxrl.engines.train import BucketStream, Fingerprints, Part, Rounding
 from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import Copy, LineError, copied
@@ -337,8 +337,10 @@ class RayTrainer:
             yield unpack(packed)
             packed = self._group.next_bucket(self._name, part, start=False)
 
-    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
-        return self._call("sync", Trainer.fingerprints, dtype, part)
+    def fingerprints(
+        self, dtype: torch.dtype | None, part: Part = "all", rounded: Rounding | None = None
+    ) -> Fingerprints:
+        return self._call("sync", Trainer.fingerprints, dtype, part, rounded)
 
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
         """Read a batch with the model under the adapter: the reference."""

@@ -6,7 +6,7 @@ Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -27,6 +27,8 @@ Buckets = Iterable[Bucket]
 OneRanksBucket = Bucket | Whole | None
 # Of weights, by name.
 Fingerprints = Mapping[str, str]
+# Makes of a weight the one that a sampler computes with.
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Scorer(Protocol):
@@ -121,13 +123,17 @@ class TrainEngine(Scorer, Saved, Protocol):
         """
         ...
 
-    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
+    def fingerprints(
+        self, dtype: torch.dtype | None, part: Part = "all", rounded: Rounding | None = None
+    ) -> Fingerprints:
         """Fingerprint what `weights()` has to yield, without calling it; collective across ranks.
 
         Args:
             dtype: what the weights are cast to after they were rounded as they are stored; None:
                 they are not.
             part: which of them.
+            rounded: rounds a whole weight after that; None: nothing does. Of one rank alone: others
+                hold pieces of weights.
 
         Returns:
             HF name -> fingerprint of the weight as the optimizer holds it: its float32 master,

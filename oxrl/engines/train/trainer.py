@@ -37,7 +37,7 @@ from oxrl.checkpoint.model_files import (
     write_description,
 )
 from oxrl.checkpoint.shares import HeldWeights, PieceOfWeight, ShareWriter, copies
-from oxrl.engines.train import BucketStream, OneRanksBucket, Part
+from oxrl.engines.train import BucketStream, OneRanksBucket, Part, Rounding
 from oxrl.engines.train.micro_batches import (
     Share,
     group_micro_batches,
@@ -532,7 +532,9 @@ class Trainer(ABC):
         yield from merged_into(self.model, read("all"), adapter)
 
     @torch.no_grad()
-    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> dict[str, str]:
+    def fingerprints(
+        self, dtype: torch.dtype | None, part: Part = "all", rounded: Rounding | None = None
+    ) -> dict[str, str]:
         """See TrainEngine. Ranks read what they hold, and join what they found."""
         from oxrl.models.fingerprints import (  # of samplers that have weights of their own
             HeldPieces,
@@ -543,6 +545,8 @@ class Trainer(ABC):
         own: HeldPieces = {}
         for piece, shape in self._master_pieces(part):
             values = piece.values if dtype is None else piece.values.to(dtype)
+            if rounded is not None:
+                values = rounded(values.view(shape)).view(-1)
             own[piece.name] = pieces_of(values, shape, piece.start)
         return joined_reports(self.ranks.gather(own))
 

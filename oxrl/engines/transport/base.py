@@ -13,6 +13,7 @@ import torch
 from oxrl.engines.delivery.proof import Forwards, Probe, perturb
 from oxrl.engines.train import BucketStream, Fingerprints, Part
 from oxrl.errors import EngineError
+from oxrl.models.rounded import round_rows
 from oxrl.types import Metrics
 
 # How names in a sampler's answer begin: of weights that it made, and of what it made them from.
@@ -30,12 +31,14 @@ class Copy(NamedTuple):
     """A description of a copy of the policy's weights.
 
     dtype: what the sampler computes in; all weights are cast to it, but an adapter's are not.
-    strength: how much of it is new; 0: they are the policy's. part: which of them.
+    strength: how much of it is new; 0: they are the policy's. part: which of them. bits: of a
+    weight, where matrices are rounded; None: they are not.
     """
 
     dtype: torch.dtype
     strength: float = 0.0
     part: Part = "all"
+    bits: int | None = None
 
     @property
     def sent_as(self) -> torch.dtype | None:
@@ -128,4 +131,6 @@ def copied(weights: BucketStream, copy: Copy) -> BucketStream:
         cast = [(name, tensor.detach().to(copy.sent_as or tensor.dtype)) for name, tensor in bucket]
         if copy.strength:
             cast = [(name, perturb(tensor, copy.strength)) for name, tensor in cast]
+        if copy.bits:
+            cast = [(name, round_rows(tensor, copy.bits)) for name, tensor in cast]
         yield cast
