@@ -108,7 +108,8 @@ def _sample(model: PreTrainedModel, temperature: float) -> tuple[TokenBatch, Ten
     requests: list[Request] = []
     for draw, length in enumerate(PROMPTS):
         kept = min(length, context - max(RESPONSES))
-        tokens = tuple(2 + (7 * draw + 5 * at) % (text.vocab_size - 2) for at in range(kept))
+        ids = [7 * draw + 5 * at for at in range(kept)]
+        tokens = tuple(2 + number % (text.vocab_size - 2) for number in ids)
         prompt = Prompt(uid=str(draw), messages=(), token_ids=tokens)
         for number, most in enumerate(RESPONSES):
             request = Request(

@@ -161,7 +161,8 @@ def find_contract(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
     rows: list[list[int]] = []
     for number, length in enumerate(LENGTHS):
         count = min(length, longest or length)
-        rows.append([2 + (5 * number + 7 * at * at + 3 * at) % 59 for at in range(count)])
+        ids = [5 * number + 7 * at * at + 3 * at for at in range(count)]
+        rows.append([2 + value % 59 for value in ids])
     trained = [[at > 0 for at in range(len(row))] for row in rows]
     batch = to_token_batch(rows, trained, 0)
     with torch.no_grad():

@@ -125,7 +125,8 @@ def restrict(
     # Added one after the other: zeros behind them, as many as there are, change nothing.
     up_to_here = cumulative_sum(share)
     before = up_to_here - share
-    outside |= (before >= top_p[:, None] * up_to_here[:, -1:]) & (top_p[:, None] < 1)
+    enough = before >= top_p[:, None] * up_to_here[:, -1:]
+    outside |= enough & (top_p[:, None] < 1)
     outside[:, 0] = False
     left_out = torch.ones_like(logits, dtype=torch.bool).scatter_(1, order, outside)
     return logits.masked_fill(left_out, -torch.inf)

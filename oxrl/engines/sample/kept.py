@@ -25,7 +25,9 @@ def kept_ids(slots: Slots, rows: slice, logits: Tensor) -> Ragged:
     Returns:
         m rows, int32.
     """
-    cut = (slots.top_k[rows] > 0) | (slots.top_p[rows] < 1) | (slots.min_p[rows] > 0)
+    cut = slots.top_k[rows] > 0
+    cut |= slots.top_p[rows] < 1
+    cut |= slots.min_p[rows] > 0
     kept = (logits > -torch.inf) & cut[:, None]
     counts = kept.sum(1).cpu()
     return Ragged(

@@ -2,7 +2,7 @@
 
 Log-probabilities are those of the distribution that is sampled from: after the temperature, and
 after cuts where there are any, so those of a cut set that is no larger than `top` sum to 1, and
-the rest is -inf.
+the rest has no chance. That is NO_CHANCE, as JSON has no word for minus infinity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oxrl.engines.sample.rows import Recorded, Recording, Slots
 from oxrl.errors import EngineError
-from oxrl.functional.logprobs import logsumexp_of_rows
+from oxrl.functional.logprobs import NO_CHANCE, logsumexp_of_rows
 from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST, head_columns
 
 
@@ -52,8 +52,8 @@ def likeliest(logits: Tensor, temperature: Tensor, top: int) -> Likeliest:
     found = z.topk(top)
     # From the logits of the others: 1 minus the sum is rounding where little is left.
     others = logsumexp_of_rows(z.scatter_(1, found.indices, -torch.inf))
-    logprobs = found.values - whole[:, None]
-    rest = others - whole
+    logprobs = (found.values - whole[:, None]).clamp(min=NO_CHANCE)
+    rest = (others - whole).clamp(min=NO_CHANCE)
     return Likeliest(found.indices.to(torch.int32), logprobs.float(), rest.float())
 
 
