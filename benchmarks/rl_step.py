@@ -75,6 +75,11 @@ class Side:
             self._child.kill()
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return self._child.pid
+
     def step(self) -> dict[str, Any]:
         assert self._child.stdin is not None
         self._child.stdin.write("go\n")

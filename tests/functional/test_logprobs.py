@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.logprobs import (
+    NO_CHANCE,
     Head,
     bootstrap_positions,
     chunked_head,
     head_of_batch,
     logprobs_from_logits,
+    logsumexp_of_rows,
     predicted_positions,
     spread,
 )
@@ -257,3 +259,37 @@ def test_candidates_of_a_token_are_looked_for_where_it_is_predicted() -> None:
         expected = every[row, place - 1, candidates[row, place]]
         torch.testing.assert_close(found["top_logprobs"][row, place], expected)
     assert not found["top_logprobs"][~mask].any()
+
+
+# --- Tokens without a chance.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("nothing", [-math.inf, NO_CHANCE])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_quick_sum_over_cut_rows_has_the_bits_of_the_slow_one(
+    dtype: torch.dtype, nothing: float, scale: float
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    z = scale * torch.randn(50, 3000, generator=generator, dtype=dtype)
+    kept = torch.rand(50, 3000, generator=generator) < torch.linspace(0.0003, 1, 50)[:, None]
+    kept[:, 7] = True
+    z = z.masked_fill(~kept, nothing)
+    assert torch.equal(logsumexp_of_rows(z, some_have_none=True), z.logsumexp(1))
+
+
+def test_where_nothing_has_a_chance_the_quick_sum_says_so() -> None:
+    z = torch.full((2, 9), NO_CHANCE)
+    assert (logsumexp_of_rows(z, some_have_none=True) < NO_CHANCE / 2).all()
+    z = torch.full((2, 9), -math.inf)
+    assert (logsumexp_of_rows(z, some_have_none=True) == -math.inf).all()
+
+
+def test_a_token_without_a_chance_gets_no_gradient_at_all() -> None:
+    generator = torch.Generator().manual_seed(6)
+    hidden = torch.randn(6, 8, generator=generator)
+    weight = torch.randn(40, 8, generator=generator, requires_grad=True)
+    never = torch.arange(40) % 3 == 1
+    found = chunked_head(hidden, Head(weight, never=never), torch.arange(6) * 3, entropy=True)
+    assert found.entropy is not None
+    (found.logprobs + found.entropy).sum().backward()
+    assert weight.grad is not None
+    assert (weight.grad[never] == 0).all() and (weight.grad[~never] != 0).any()
