@@ -32,7 +32,7 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 377_900,
+    "the core": 378_000,
     "packages": 100_000,
     ".": 8_050,
     "assembly": 19_500,
@@ -41,9 +41,9 @@ MOST_NODES = {
     "commands": 15_450,
     "config": 33_050,
     "data": 32_600,
-    "engines": 66_250,
+    "engines": 66_300,
     "environments": 5_900,
-    "functional": 30_700,
+    "functional": 30_850,
     "modelfiles": 6_400,
     "models": 23_050,
     "plan": 11_100,

@@ -664,7 +664,7 @@ KEEPING = {"record": "tokens", "steps": 4}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("reads", ["", "last"])
+@pytest.mark.parametrize("reads", [pytest.param("", marks=pytest.mark.full), "last"])
 def test_two_processes_and_stored_samples_give_the_bytes_of_one(reads: str, tmp_path: Path) -> None:
     sections = talking(tmp_path, reads) if reads else {}
     one = cut_run(tmp_path, "one", **sections, run=KEEPING)
