@@ -128,7 +128,9 @@ def test_without_the_promise_it_goes_on_anywhere(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("places", ["one process", "two processes ahead"])
+@pytest.mark.parametrize(
+    "places", [pytest.param("one process", marks=pytest.mark.full), "two processes ahead"]
+)
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(disk_path: Path, places: str) -> None:
     sections: Sections = {"run": {"steps": 12, "checkpoint_every": 3}}
     body = run_in_child
@@ -156,7 +158,9 @@ def forking_in_child(cfg: Config) -> None:
 
 # --- Other processes that sample.
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turns", "ahead"])
+@pytest.mark.parametrize(
+    "ahead", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turns", "ahead"]
+)
 def test_sampling_processes_say_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:

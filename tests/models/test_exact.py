@@ -408,7 +408,7 @@ def test_a_plan_tells_whether_a_family_has_an_exact_form(tmp_path: Path, family:
 
 
 # --- Operations.
-@pytest.mark.parametrize("threads", [1, *in_full(2), 3, *in_full(4)], indirect=True)
+@pytest.mark.parametrize("threads", [*in_full(1, 2), 3, *in_full(4)], indirect=True)
 def test_no_operation_depends_on_the_rows_beside_a_row(threads: int) -> None:
     found = operations(threads)
     assert len(found) > 45

@@ -185,7 +185,7 @@ print(find_contract(Qwen3Config(**json.loads(sys.argv[1]))).line)
     ("told", "words"),
     [
         ({"ATEN_CPU_CAPABILITY": "default"}, "DEFAULT"),
-        ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "probe"),
+        pytest.param({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "probe", marks=pytest.mark.full),
     ],
     ids=["PyTorch", "oneDNN"],
 )

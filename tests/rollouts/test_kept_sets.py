@@ -528,6 +528,7 @@ RUNS: dict[str, Sections] = {
     "score norms": {"train": {"alg_name": "otb", "lr": 0.0}},
     "two processes": {"inference_engine": {"processes": 2}},
 }
+SLOW = {"two processes"}
 
 
 def model_that_may_stop(folder: Path) -> str:
@@ -562,7 +563,10 @@ def check_run(cfg: Config) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize(
+    "case",
+    [*sorted(RUNS.keys() - SLOW), *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)],
+)
 def test_without_a_step_the_ratio_is_1(case: str, tmp_path: Path) -> None:
     sections = {"train": FROZEN, **RUNS[case]}
     model = {"name": model_that_may_stop(tmp_path / "model")}
