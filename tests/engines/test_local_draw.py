@@ -111,14 +111,15 @@ def kept_by_definition(
 
 @pytest.mark.parametrize("step", [0.0, 0.25])  # logits that are nearly all apart, or often alike
 @pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("counts", [(1, 5, 40, 299), (1,), (5,), (40,)], ids=str)
 def test_cuts_are_as_defined_and_the_same_beside_a_row_that_keeps_all(
-    step: float, beside: bool
+    step: float, beside: bool, counts: tuple[int, ...]
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, 300, generator=generator) * 2
     if step:
         logits = (logits / step).round() * step
-    options = [(k, p, m) for k in (1, 5, 40, 299) for p in (1.0, 0.8) for m in (0.0, 0.07)]
+    options = [(k, p, m) for k in counts for p in (1.0, 0.8) for m in (0.0, 0.07)]
     cases = [options[row % len(options)] for row in range(40)]
     top_k, top_p, min_p = (torch.tensor(column) for column in zip(*cases, strict=True))
     if beside:
