@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
 from typing import NoReturn
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener
 
@@ -237,7 +238,9 @@ def _fetched(url: str, rules: ImageRules) -> bytes:
     try:
         with build_opener(_SameRoot).open(url, timeout=FETCH_S) as answer:
             content = answer.read(MOST_BYTES + 1)
-    except (URLError, OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # a refusal is an open reply
         raise Unusable(f"cannot be fetched: {error}") from None
     if len(content) > MOST_BYTES:
         raise Unusable(f"has more than {MOST_BYTES:,} bytes")

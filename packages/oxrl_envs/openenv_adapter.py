@@ -85,6 +85,8 @@ class OpenEnvEnvironment:
             with urllib.request.urlopen(f"{self._url}/schema", timeout=CONNECT_S) as reply:
                 schema = json.load(reply)["action"]
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # a refusal is an open reply
             raise ValueError(
                 f"no OpenEnv server answers at {self._url}: {error}. Start it first, or see "
                 "environment.options.url"

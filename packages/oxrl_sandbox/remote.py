@@ -113,7 +113,9 @@ class RemoteSandbox:
         try:
             with urllib.request.urlopen(sent, timeout=limit_s) as response:
                 return json.load(response)
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # a refusal is an open reply
             raise SandboxError(f"{self.url}: {error}") from error
 
     def _finding(self, job: Job, reply: Json, word: str) -> Verdict:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -390,6 +391,30 @@ def test_an_allowed_url_is_fetched_and_leads_nowhere_else(tmp_path: Path) -> Non
         with pytest.raises(DataError, match=r"data\.image_roots"):
             read(path, roots=(f"{site}/image",))
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A" * 70_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["no status", "an endless header", "no length of a chunk"],
+)
+def test_what_answers_with_no_http_is_told_with_the_row(tmp_path: Path, said: bytes) -> None:
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        site = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        path = write(tmp_path, {"prompt": "what?", "images": [f"{site}/a.png"]})
+        with pytest.raises(DataError, match=r"rows.jsonl:1: .* cannot be fetched"):
+            read(path, roots=(site,))
 
 
 MISMATCHED: list[tuple[dict[str, Any], str]] = [

@@ -40,7 +40,7 @@ MOST_NODES = {
     "cli": 5_900,
     "commands": 15_450,
     "config": 33_050,
-    "data": 32_600,
+    "data": 32_650,
     "engines": 66_300,
     "environments": 5_900,
     "functional": 30_850,

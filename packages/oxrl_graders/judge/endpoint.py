@@ -197,8 +197,9 @@ class Client:
         else:
             headers["Content-Type"] = "application/json"
             connection.request("POST", target, json.dumps(body).encode(), headers)
-        response = connection.getresponse()
-        data = response.read(self._most_bytes + 1)
+        # Closed here: who fails below keeps the frame, and with it an open socket.
+        with connection.getresponse() as response:
+            data = response.read(self._most_bytes + 1)
         if len(data) > self._most_bytes:
             raise ValueError(f"a reply of more than {self._most_bytes} bytes")
         if response.status != 200:
