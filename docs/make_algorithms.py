@@ -171,7 +171,8 @@ A tail that is one event costs signal where it is heavy: the distance to the tra
 0.33 of its length with all 7 tokens known, is 0.51, 0.42 and 0.34 with 2, 3 and 5 of them.
 `center_tail: token` keeps that signal (0.33), and drifts: with a baseline off by 1 its distance
 is 0.40, 0.36 and 0.33. `update/center_tail_frac` says how many sampled tokens were of the tail;
-`train.center_top` makes it smaller, at 8 bytes for each of its tokens and each sampled one.
+`train.center_top` makes it smaller, at 8 bytes for each of its tokens and each sampled one. With
+vLLM it is at most 256.
 
 """
 TITLES = {

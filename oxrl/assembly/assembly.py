@@ -497,7 +497,7 @@ class Assembly:
         if cfg.recipe != "rl":
             return NOTHING
         found: dict[str, Recording] = {}
-        if cfg.rollout.cuts and cfg.inference_engine.name == "local":
+        if cfg.rollout.cuts:
             from oxrl.engines.sample.kept import KEPT_SETS  # most runs sample from all tokens
 
             found |= KEPT_SETS

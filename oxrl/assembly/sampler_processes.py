@@ -89,7 +89,7 @@ def _vllm(assembly: Assembly) -> RolloutEngine:
         options,
         images=assembly.images,
         only=assembly.sampled_alone,
-        columns=tuple(assembly.recorded),
+        columns=assembly.columns,
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from oxrl.tables.columns import HEAD_IDS, HEAD_LOGPROBS, HEAD_REST, KEPT
+
 Optimizer = Literal["adamw", "muon", "adamw_8bit"]
 # What the optimizer steps of weights in low precision: float32 copies, or the weights themselves.
 Masters = Literal["float32", "none"]
@@ -57,11 +59,13 @@ class SamplingEngine:
     own_process: takes a process over, so that in training it lives in Ray actors only.
     package: what has to be importable beside oxRL's own dependencies; None: nothing.
     records: columns that it can record of the tokens that it samples; None: any.
+    most_likely: tokens that it tells of beside a sampled one, at most; None: any number.
     """
 
     own_process: bool
     package: str | None = None
     records: tuple[str, ...] | None = None
+    most_likely: int | None = None
 
 
 TrainingEngineName = Literal["local", "deepspeed", "fsdp"]
@@ -85,7 +89,12 @@ SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
         "local": SamplingEngine(own_process=False),
-        # What `RETURNED` of engines/sample/vllm.py reads.
-        "vllm": SamplingEngine(own_process=True, package="vllm", records=()),
+        # What `RETURNED` of engines/sample/vllm_columns.py reads.
+        "vllm": SamplingEngine(
+            own_process=True,
+            package="vllm",
+            records=(KEPT, HEAD_IDS, HEAD_LOGPROBS, HEAD_REST),
+            most_likely=256,
+        ),
     }
 )

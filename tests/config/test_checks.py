@@ -246,9 +246,9 @@ TOOLS = ("environment.name=tools",)
             ["by the whole response", "set it to token"],
         ),
         (
-            ["train.centering=score", "inference_engine.name=vllm"],
-            "train.centering",
-            ["inference_engine.name vllm does not tell", "set that to local"],
+            ["train.centering=score", "train.center_top=257", "inference_engine.name=vllm"],
+            "train.center_top",
+            ["must be at most 256", "inference_engine.name: vllm tells"],
         ),
         (
             ["train.centering=score", "train.center_top=262", "model.name=builtin:tiny"],

@@ -26,7 +26,7 @@ from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import buckets
-from oxrl.tables.columns import Column
+from oxrl.tables.columns import NOTHING_MORE, Column, Columns
 from oxrl.types import Completion, Request, TokenRun
 from support.samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from support.vision_runs import rollouts
@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 
-def _start(folder: Path, columns: Sequence[str] = (), **settings: Any) -> Any:
+def _start(folder: Path, columns: Columns = NOTHING_MORE, **settings: Any) -> Any:
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     save_model(lively(), folder)
@@ -130,7 +130,9 @@ def test_greedy_tokens_carry_logprobs_of_temperature_1_also_in_a_batch_with_samp
     assert largest(mixed[4:], trainer_logprobs(model, others, mixed[4:], 0.5)) < 1e-4
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.7}])
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.7}, {"min_p": 0.2}]
+)
 def test_a_cut_distribution_is_drawn_and_recorded_like_the_local_samplers(
     engine: Any, model: PreTrainedModel, cut: dict[str, Any]
 ) -> None:
@@ -376,12 +378,14 @@ class Returned:
 
     field: str
 
-    def __call__(self, request: Request, tokens: Sequence[int], logprobs: Any) -> list[Any]:
+    def __call__(
+        self, request: Request, tokens: Sequence[int], logprobs: Any, column: Column
+    ) -> list[Any]:
         found = getattr(logprobs, self.field)
         return [found[start] for start in logprobs.start_indices[: len(tokens)]]
 
 
-def place(request: Request, tokens: Sequence[int], logprobs: Any) -> list[int]:
+def place(request: Request, tokens: Sequence[int], logprobs: Any, column: Column) -> list[int]:
     first = len(request.prompt.token_ids) + len(request.prefix.token_ids)
     return list(range(first, first + len(tokens)))
 
@@ -401,7 +405,7 @@ def test_what_is_recorded_of_vllms_answers_reaches_the_batch_at_its_tokens(
     from oxrl.engines.sample import vllm
 
     monkeypatch.setattr(vllm, "RETURNED", RECORDERS)
-    engine = _start(tmp_path, columns=tuple(RECORDERS))
+    engine = _start(tmp_path, columns=RECORDED)
     options = {"max_tokens": 24, "stop_token_ids": ()}
     asked = make_requests(4, 2, **options)
     [short] = make_requests(1, prefix="short", **{**options, "max_tokens": 5})

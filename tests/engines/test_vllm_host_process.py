@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from oxrl.commands.evaluate import run_eval, run_generate
+from oxrl.commands.replay import replay
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from support.command_line import Command, forked
@@ -61,6 +62,33 @@ def test_reinforcement_learning_needs_no_ray_for_vllm(tmp_path: Path, dtype: str
         local = rl_config(tmp_path, "local", [*SMALL, "run.steps=3"])
         run(local)
         assert said(cfg) == said(local)
+
+
+def test_cut_sampling_and_centering_train_alike_on_both_engines(tmp_path: Path) -> None:
+    """A learning rate that changes what is kept, and the recorded columns in every step."""
+    found: list[Config] = []
+    for engine in ("local", "vllm"):
+        cfg = rl_config(
+            tmp_path,
+            engine,
+            [*SMALL, "run.steps=3", "run.record=tokens", f"inference_engine.name={engine}"],
+            rollout={"top_k": 20, "top_p": 0.9, "min_p": 0.002, "max_tokens": 6, "n_samples": 4},
+            train={"centering": "score", "center_top": 7, "lr": 3e-3},
+        )
+        run(cfg)
+        found.append(cfg)
+    local, hosted = found
+    assert said(hosted) == said(local)
+    lines = [metric_lines(cfg.run.directory) for cfg in found]
+    for ours, theirs in zip(*lines, strict=True):
+        for name in ("sampling/kept_mean", "update/center_tail_frac"):
+            assert ours[name] == pytest.approx(theirs[name])
+        for name in ("update/loss", "update/grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6)
+        assert theirs["mismatch/abs_logdiff_max"] < 1e-4
+    assert lines[0][0]["sampling/kept_mean"] > 7 and lines[0][0]["update/center_tail_frac"] > 0
+    replayed = replay(hosted.run.directory, 2)
+    assert all(line.equal for line in replayed)
 
 
 @pytest.mark.full

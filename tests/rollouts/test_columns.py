@@ -261,7 +261,7 @@ def test_a_run_with_a_column_that_its_engine_cannot_record_ends_before_a_model_i
 def test_entries_of_vllm_are_taken_over_before_it_forgets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def position(request: Request, tokens: Any, logprobs: Any) -> list[int]:
+    def position(request: Request, tokens: Any, logprobs: Any, column: Column) -> list[int]:
         first = len(request.prompt.token_ids) + len(request.prefix.token_ids)
         return [lost, *range(first + 1, first + len(tokens))] if tokens else []
 
@@ -273,7 +273,7 @@ def test_entries_of_vllm_are_taken_over_before_it_forgets_them(
     request = dataclasses.replace(request, prefix=known)
     engine = vllm.VllmEngine.__new__(vllm.VllmEngine)
     vllm.Sampler.__init__(engine, TOKENIZER, context=99)
-    engine._columns = ("position",)
+    engine._columns = {"position": Column("int32", -1)}
     engine._active = {}
     monkeypatch.setattr(engine, "_add", lambda *given, **named: None)
     engine._accept(request)

@@ -768,15 +768,20 @@ OTHER = {"model": {"teachers": {"other": {"name": "builtin:tiny"}}}}
             "server.engine: endpoint tells of the whole one alone",
         ),
         (
-            {"top_k": 5, "top_p": 0.9},
+            {"top_p": 0.9},
             {"inference_engine": {"name": "vllm", "actors": 1}},
-            "vLLM does not record.*set rollout.top_p: 1, rollout.top_k: 0.*name: local",
+            "top_k = 0.*from 1 to 256 where rollout.top_p cuts.*or set rollout.top_p: 1",
+        ),
+        (
+            {"top_k": 257},
+            {"inference_engine": {"name": "vllm"}},
+            "top_k = 257.*from 1 to 256.*name: vllm tells of so many.*that engine to local",
         ),
         ({"top_k": 5, "temperature": 0.0}, {}, "temperature = 0.0.*cannot sample greedily"),
         (
-            {"min_p": 0.1},
+            {"min_p": 0.1, "top_p": 0.9},
             {"inference_engine": {"name": "vllm", "actors": 1}},
-            "min_p = 0.1.*is for inference_engine.name: local",
+            "top_k = 0.*or set rollout.top_p: 1, rollout.min_p: 0",
         ),
     ],
 )

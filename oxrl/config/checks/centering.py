@@ -9,7 +9,6 @@ from oxrl.config.source import Problem, Problems, at
 from oxrl.flat_config import written_config
 from oxrl.modelfiles.dims import model_dims
 from oxrl.tables.cells import CELLS, find_cell
-from oxrl.tables.columns import HEAD_IDS
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.numbers import CENTER_TOP, CORRECTION_LEVEL
 
@@ -66,17 +65,13 @@ def _cells(cfg: Config) -> Problems:
 def _sampler(cfg: Config) -> Problems:
     """The engine records what it could have sampled, and there are so many tokens."""
     name = cfg.inference_engine.name
-    records = SAMPLING_ENGINES[name].records
-    if records is not None and HEAD_IDS not in records:
-        yield Problem(
-            FIELD,
-            f"needs the likeliest tokens of the sampler and what all others have together, which "
-            f"inference_engine.name {name} does not tell: set that to local, or centering to none",
-            cfg.train.row.centering,
-            also=("inference_engine.name",),
-        )
+    most = SAMPLING_ENGINES[name].most_likely
+    top = cfg.train.value(CENTER_TOP)
+    if most is not None and top > most:
+        rule = f"must be at most {most}, of which inference_engine.name: {name} tells"
+        yield at("train.center_top", rule, "inference_engine.name")
     dims = model_dims(cfg.model.name)
-    if dims is not None and cfg.train.value(CENTER_TOP) > dims.vocabulary:
+    if dims is not None and top > dims.vocabulary:
         rule = f"must be at most the {dims.vocabulary} tokens of the vocabulary"
         yield at("train.center_top", rule, "model.name")
 

@@ -174,9 +174,6 @@ def check_samplers(cfg: Config) -> Problems:
             "inference_engine.placement",
         )
     yield from _processes(cfg)
-    if engine.name == "vllm" and cfg.rollout.min_p > 0:
-        rule = "is for inference_engine.name: local; set it to 0, or top_p or top_k in its place"
-        yield at("rollout.min_p", rule, "inference_engine.name")
     if engine.weights != "trained":
         yield from _rounded(cfg)
     reads_text = engine.name == "vllm" and cfg.sampling_process

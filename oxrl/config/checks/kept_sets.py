@@ -5,6 +5,7 @@ from __future__ import annotations
 from oxrl.config.schema import Config
 from oxrl.config.source import Problems, at
 from oxrl.tables.cells import TEACHER_TOP, TOP_LOGPROBS
+from oxrl.tables.engines import SAMPLING_ENGINES
 
 # Fields of the cuts, and the value with which each is off.
 CUTS = {"top_p": 1, "top_k": 0, "min_p": 0}
@@ -28,12 +29,15 @@ def kept_set_problems(cfg: Config) -> Problems:
                 f"be left out; set {whole}, or another train.alg_name"
             )
             yield at(field, rule, "train.loss")
-    if cfg.inference_engine.name == "vllm":
+    engine = cfg.inference_engine.name
+    most = SAMPLING_ENGINES[engine].most_likely
+    if most is not None and not 0 < rollout.top_k <= most:
         rule = (
-            "cuts the distribution, and vLLM does not record which tokens it keeps, which training "
-            f"needs: set {whole}, or inference_engine.name: local"
+            f"must be from 1 to {most} where {field} cuts the distribution: training needs every "
+            f"token that is kept, and inference_engine.name: {engine} tells of so many; or set "
+            f"{whole}, or that engine to local"
         )
-        yield at(field, rule, "inference_engine.name")
+        yield at("rollout.top_k", rule, "inference_engine.name")
     for name, teacher in cfg.model.teachers.items():
         if teacher.engine != "local":
             rule = (

@@ -28,6 +28,7 @@ from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample import Finished, Responses, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.parked import check_polled, requests_in, run_of
 from oxrl.engines.sample.sampler import Sampler
+from oxrl.engines.sample.vllm_columns import RETURNED, head_size, returned_tokens
 from oxrl.engines.sample.vllm_images import image_prompt
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.engines.train import Buckets, Fingerprints
@@ -41,7 +42,8 @@ from oxrl.models.fingerprints import joined_reports
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.token_mask import banned_tokens
-from oxrl.types import Entries, FinishReason, Metrics, Request, TokenRun
+from oxrl.tables.columns import NOTHING_MORE, Columns
+from oxrl.types import Entries, FinishReason, Metrics, Request, Sampling, TokenRun
 from oxrl.usercode.messages import Json, fields_of
 
 if TYPE_CHECKING:
@@ -142,12 +144,6 @@ class _Active:
     versions: list[int] = field(default_factory=list)
 
 
-# The columns that can be recorded: from a request, the tokens that vLLM sampled behind its prefix
-# and vLLM's log-probabilities of these, to an entry of every such token. One that is added here is
-# named in the engine's row of `oxrl/tables/engines.py` too.
-RETURNED: dict[str, Callable[[Request, Sequence[int], Any], Sequence[Any]]] = {}
-
-
 class VllmEngine(Sampler):
     """Samples with vLLM, one request per sample; samples of a prompt share its keys and values.
 
@@ -178,7 +174,7 @@ class VllmEngine(Sampler):
         *,
         images: ImageStore | None = None,
         only: Collection[int] = (),
-        columns: Collection[str] = (),
+        columns: Columns = NOTHING_MORE,
     ) -> None:
         if options.keep_cache and images is not None:
             raise EngineError(
@@ -216,7 +212,7 @@ class VllmEngine(Sampler):
             if self._on_cpu:
                 self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
-        self._rpc("oxrl_install")
+        self._rpc("oxrl_install", head_size(columns))
         if options.adapter_scale is not None:
             under = LoadOptions(
                 dtype=getattr(torch, options.dtype),
@@ -275,19 +271,19 @@ class VllmEngine(Sampler):
         request = replace(asked, prefix=known)
         sampling = request.sampling
         prefix = request.prefix
-        greedy = sampling.temperature == 0
+        cuts = sampling if sampling.temperature > 0 else Sampling()
         count = len(prefix.token_ids)
         self._add(
             request.id,
             [*request.prompt.token_ids, *prefix.token_ids],
             request.prompt.images,
             temperature=sampling.temperature,
-            top_p=1.0 if greedy else sampling.top_p,
-            top_k=0 if greedy else sampling.top_k,
+            top_p=cuts.top_p,
+            top_k=cuts.top_k,
             max_tokens=sampling.max_tokens - count,
             stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0,
-            extra_args={"seed": request.seed, "known": count},
+            logprobs=returned_tokens(sampling, self._columns),
+            extra_args={"seed": request.seed, "known": count, "min_p": cuts.min_p},
         )
         columns: dict[str, Entries] = dict.fromkeys(self._columns, ())
         self._active[request.id] = _Active(request, asked, columns)
@@ -340,7 +336,8 @@ class VllmEngine(Sampler):
         active.versions += [self._version] * new
         self._counted["tokens"] += new
         for name, known in active.columns.items():
-            entries = RETURNED[name](active.request, tokens, logprobs)
+            column = self._columns[name]
+            entries = RETURNED[name](active.request, tokens, logprobs, column)
             active.columns[name] = (*known, *entries[len(known) :])
 
     def _end(
@@ -364,7 +361,7 @@ class VllmEngine(Sampler):
         """
         own = requests_in(state, requests)
         lines = [line for lane in state["rows"] for line in lane]
-        known = {line["id"]: run_of(line, self._columns) for line in lines}
+        known = {line["id"]: run_of(line, self._columns, self._columns) for line in lines}
         self.abort(tuple(self._here))
         self._finished = []
         for id, request in own.items():
@@ -649,6 +646,7 @@ def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
         "enable_prefix_caching": True,
         # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples of
         # one prompt.

@@ -54,13 +54,20 @@ class WorkerExtension:
     # Whether what is being loaded goes straight to where the model has it.
     oxrl_in_place = False
 
-    def oxrl_install(self) -> None:
-        """Sample as the local sampler does, and let prompt log-probabilities have a temperature."""
+    def oxrl_install(self, head: int | None) -> None:
+        """Sample as the local sampler does, and let prompt log-probabilities have a temperature.
+
+        Args:
+            head: see `vllm_columns.head_size`: what is returned of sampled tokens is read there.
+        """
         runner = self.model_runner
         runner.sampler.topk_topp_sampler.forward = partial(_sample, runner)
         self.oxrl_score_plainly = runner._get_prompt_logprobs_dict
         runner._get_prompt_logprobs_dict = self.oxrl_score
         self.oxrl_temperature = 1.0
+        if head is not None:
+            sampler = runner.sampler
+            sampler.gather_logprobs = partial(_gathered, sampler.gather_logprobs, head)
 
     def oxrl_ban(self, tokens: list[int], only: list[int]) -> None:
         """Give tokens no probability, wherever logits are read: the others share all of it.
@@ -265,23 +272,54 @@ def _sample(
     """
     seeds: list[int] = []
     positions: list[int] = []
+    shares: list[float] = []
     for name in runner.input_batch.req_ids[: len(logits)]:
         request = runner.requests[name]
-        extra = request.sampling_params.extra_args or {"seed": 0, "known": 0}
+        extra = request.sampling_params.extra_args or {"seed": 0, "known": 0, "min_p": 0.0}
+        shares.append(extra["min_p"])
         seeds.append(extra["seed"])
         positions.append(extra["known"] + len(request.output_token_ids))
     device = logits.device
     keys = noise_keys(torch.tensor(seeds, device=device), torch.tensor(positions, device=device))
-    if top_k is not None or top_p is not None:
+    if top_k is not None or top_p is not None or any(shares):
         ones = logits.new_ones(len(logits))
         if top_k is None:
             top_k = logits.new_zeros(len(logits))  # keeps all
         if top_p is None:
             top_p = ones
-        logits = restrict(logits, temperature=ones, top_k=top_k, top_p=top_p)
+        min_p = torch.tensor(shares, device=device)
+        logits = restrict(logits, temperature=ones, top_k=top_k, top_p=top_p, min_p=min_p)
     noise = gumbel_noise(keys, logits.shape[1], logits.dtype)
     tokens = noise.add_(logits).argmax(1)
     return tokens, logits.log_softmax(-1, dtype=torch.float32)
+
+
+def _gathered(
+    gather: Callable[..., Any], head: int, logprobs: Tensor, count: int, token_ids: Tensor
+) -> Any:
+    """Gather tokens of a distribution, and between the sampled one and the likeliest the rest.
+
+    Args:
+        gather: vLLM's own.
+        head: the rest is all but so many of the likeliest.
+        logprobs: [n, V].
+        count: of what is asked for beside the sampled token: the rest, and the likeliest.
+        token_ids: [n], the sampled ones.
+
+    Returns:
+        vLLM's LogprobsTensors, [n, 1 + count]; an id of the rest means nothing.
+    """
+    if not count:
+        return gather(logprobs, 0, token_ids)
+    found = gather(logprobs, count - 1, token_ids)
+    ids = found.logprob_token_ids
+    # From the log-probabilities of the others: 1 minus the sum is rounding where little is left.
+    others = logprobs.scatter(1, ids[:, 1 : 1 + head].long(), -torch.inf)
+    rest = torch.logsumexp(others, 1, keepdim=True)
+    return found._replace(
+        logprob_token_ids=torch.cat([ids[:, :1], ids[:, :1], ids[:, 1:]], 1),
+        logprobs=torch.cat([found.logprobs[:, :1], rest, found.logprobs[:, 1:]], 1),
+    )
 
 
 def sampled_logprobs(flat: Any, tokens: Sequence[int]) -> list[float]:
