@@ -131,6 +131,14 @@ def test_each_column_is_read_at_its_token(name: str, head: int, more: int) -> No
             check(row, {name: entries[at] for name, entries in read.items()}, request, head)
 
 
+def test_of_tokens_of_a_prompt_nothing_more_is_returned() -> None:
+    logprobs = cut_logprobs(0, {})
+    scored = logprobs.argmin(1)
+    found = _gathered(gather, 3, logprobs, 0, scored)
+    assert found.logprob_token_ids.tolist() == scored[:, None].tolist()
+    torch.testing.assert_close(found.logprobs, logprobs.gather(1, scored[:, None]))
+
+
 @pytest.mark.parametrize("cuts", [{"top_p": 0.9}, {"min_p": 0.1}])
 def test_a_set_without_a_bound_is_refused(cuts: dict[str, Any]) -> None:
     assert returned_tokens(Sampling(**cuts), head_columns(4)) == 5
@@ -200,20 +208,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def requests() -> list[Request]:
-    """Of every kind of cut in one batch, some of them begun."""
+    """Of every kind of cut in one batch."""
     plain = {"max_tokens": 14, "stop_token_ids": ()}
     kinds: dict[str, dict[str, Any]] = {
         "plain ": {"temperature": 1.2},
         "k ": {"top_k": 40, "temperature": 0.8},
         "few ": {"top_k": 3},
         "all ": {"top_k": 30, "top_p": 0.8, "min_p": 0.01},
-        "greedy ": {"temperature": 0.0, "top_k": 9},
+        "greedy ": {"temperature": 0.0, "top_k": 9, "min_p": 0.9},
     }
-    return [
-        request
-        for name, more in kinds.items()
-        for request in make_requests(3, 2, prefix=name, **plain, **more)
-    ]
+    made = [make_requests(3, 2, prefix=name, **plain, **more) for name, more in kinds.items()]
+    return [request for one_of_each in zip(*made, strict=True) for request in one_of_each]
 
 
 def numbers_of(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
