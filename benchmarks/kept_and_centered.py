@@ -78,8 +78,8 @@ def main() -> None:
         more = memory[kind] / memory["plain"]
         middle, low, high = cpu
         print(f"{kind}: {middle:.3f} [{low:.3f}, {high:.3f}] of a plain step, memory {more:.3f}")
-        figure = {"figure": f"{kind} step, {args.model}", "ratio": cpu, "memory": round(more, 3)}
-        print(json.dumps({**figure, "pairs": args.pairs}), flush=True)
+        figure = {"case": kind, "cpu_ratio": cpu, "memory_ratio": round(more, 3)}
+        print(json.dumps({**figure, "model": args.model, "pairs": args.pairs}), flush=True)
 
 
 if __name__ == "__main__":

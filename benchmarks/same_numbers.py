@@ -22,9 +22,9 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -38,6 +38,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.exact import ExactSilu, ExactTanhGelu, attend_exactly, exact_linear
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.types import Prompt, Request, Sampling, TokenBatch
+from oxrl_stats import medians
 
 WANT = frozenset({"logprobs"})
 SAMPLES = 4
@@ -249,15 +250,16 @@ def price(name: str, asked: argparse.Namespace) -> None:
                 taken["update", exact].append(end - middle)
                 taken["step", exact].append(end - begin)
     for part in ("sampling", "update", "step"):
-        off = np.array(taken[part, False])
-        on = np.array(taken[part, True])
-        low, ratio, high = np.percentile(on / off, [25, 50, 75])
+        off, on = taken[part, False], taken[part, True]
+        ratio = medians.ratio(on, off)
+        middle, low, high = ratio
         print(
-            f"  {part:9} off {np.median(off):.3f} s, on {np.median(on):.3f} s of processor time: "
-            f"{ratio:.2f} times ({low:.2f} to {high:.2f})"
+            f"  {part:9} off {median(off):.3f} s, on {median(on):.3f} s of processor time: "
+            f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
         )
-        figure = {"figure": f"exact {part}, {name}", "ratio": round(float(ratio), 3)}
-        print(json.dumps({**figure, "pairs": asked.pairs, "rows": asked.rows}))
+        figures = {"off_cpu_s": medians.median(off), "on_cpu_s": medians.median(on)}
+        figure = {"case": f"{part}, {name}", **figures, "cpu_ratio": ratio}
+        print(json.dumps({**figure, "pairs": asked.pairs, "rows": asked.rows}), flush=True)
 
 
 def main() -> None:

@@ -46,6 +46,12 @@ ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
 OF_OTHERS = "the machine was too busy with other work"
 OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
 
+EXACT = {
+    "off_cpu_s": "without, processor s",
+    "on_cpu_s": "with, processor s",
+    "cpu_ratio": "with / without",
+}
+
 # The cases of benchmarks/plan_memory.py; a test compares.
 PLANNED = (
     "sft",
@@ -275,6 +281,31 @@ BENCHMARKS: dict[str, Benchmark] = {
             "bare_s": "bare, wall s",
             "ratio": "oxRL / bare",
         },
+    ),
+    "exact": Benchmark(
+        "Exact mode",
+        "Sampling of 64 rows and an update on them, with `run.exact` and without, in turns in one "
+        "process of one thread, float32.",
+        "python benchmarks/same_numbers.py --models builtin:tiny builtin:small --tokens 2000 "
+        "--pairs 10 --no-operations",
+        {"step, builtin:tiny": "0.15M parameters", "step, builtin:small": "3.3M parameters"},
+        EXACT,
+    ),
+    "exact_smollm2": Benchmark(
+        "Exact mode of SmolLM2-135M",
+        "The same with a pre-trained model of 134.5M parameters, and 16 rows.",
+        "python benchmarks/same_numbers.py --models runs/smollm2/model --rows 16 --tokens 200 "
+        "--pairs 5 --no-operations",
+        {f"step, {SMOLLM.split()[1]}": "134.5M parameters"},
+        EXACT,
+    ),
+    "kept_and_centered_smollm2": Benchmark(
+        "Kept sets and score centering of SmolLM2-135M",
+        "Steps of 2 prompts x 8 samples x 64 tokens that sample from kept sets, or that center "
+        "scores, in turns with plain ones, a process and a thread each, float32.",
+        f"python benchmarks/kept_and_centered.py {SMOLLM} --prompts 2 --pairs 6",
+        {"kept": "rollout.top_k: 50", "centered": "train.centering: score, 64 tokens"},
+        {"cpu_ratio": "processor s, over plain", "memory_ratio": "most memory, over plain"},
     ),
     "sampler": Benchmark(
         "Sampling against `generate` and vLLM",

@@ -82,6 +82,7 @@ SHORT_ANSWERS = (
     "answers of at most 6 tokens have no tail and prompts of 8 little to share; both sides take "
     "about as many steps, and a step is 2.0 to 2.2 times as fast"
 )
+KEPT = "kept_and_centered_smollm2"
 ROWS: tuple[Target, ...] = (
     Target(
         "RL step against TRL: equal lengths",
@@ -153,6 +154,23 @@ ROWS: tuple[Target, ...] = (
         "cpu_ratio",
         1.03,
         least=False,
+    ),
+    *(
+        Target(f"step in exact mode over a usual one: {name}", part, case, "cpu_ratio", most, False)
+        for name, part, case, most in (
+            ("tiny", "exact", "step, builtin:tiny", 1.5),
+            ("small", "exact", "step, builtin:small", 1.4),
+            ("SmolLM2-135M", "exact_smollm2", "step, runs/smollm2/model", 1.25),
+        )
+    ),
+    *(
+        Target(f"step with {name} over a plain one", KEPT, case, column, most, False)
+        for name, case, column, most in (
+            ("kept sets", "kept", "cpu_ratio", 1.1),
+            ("kept sets, memory", "kept", "memory_ratio", 1.05),
+            ("score centering", "centered", "cpu_ratio", 1.1),
+            ("score centering, memory", "centered", "memory_ratio", 1.05),
+        )
     ),
     Target(
         "processor seconds to 0.9 sampled accuracy, TRL over oxRL",

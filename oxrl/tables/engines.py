@@ -26,7 +26,7 @@ KEPT_CACHES = (
 # Of `run.exact`, said before a run.
 EXACT = (
     "log-probabilities of sampler and trainer are the same to the last bit, which is proved in "
-    "each step; a step takes 1.2 to 1.5 times as long"
+    "each step; a step takes longer for it (docs/benchmarks.md)"
 )
 
 

@@ -101,7 +101,7 @@ class RunConfig(Section):
     exact: bool = setting(
         False,
         "Compute every log-probability alike to the last bit, in samplers and trainer, whatever "
-        "else is in a batch: on the CPU, in float32, for 1.2 to 1.5 times the time of a step.",
+        "else is in a batch: on the CPU, in float32; a step takes longer for it.",
         of=RL,
         resume="reorders",
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oxrl.engines.determinism import cumulative_sum
+from oxrl.functional.logprobs import logsumexp_of_rows
 
 # Odd constants of the two hashes, as the signed integers of their width.
 _GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
@@ -50,9 +51,7 @@ def sample_tokens(
         noisy = torch.addcmul(z, noise, stochastic[:, None])
     tokens = noisy.argmax(1)
     picked = z.gather(1, tokens[:, None]).squeeze(1)
-    # PyTorch would cut the sum of a wide row that is alone among threads: see `logsumexp_of_rows`.
-    rows = z.repeat(2, 1) if len(z) == 1 else z
-    return tokens, picked - rows.logsumexp(1)[: len(z)]
+    return tokens, picked - logsumexp_of_rows(z)
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
