@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oxrl.cli import app
 from oxrl.commands.train import run
 from oxrl.config import Config, load_config
 from oxrl.errors import ConfigError
+from oxrl.plan.preflight import Prepared, examine
 from support.small_runs import rl_config
 
 EXACT = "run.exact=true"
@@ -153,23 +155,21 @@ def test_a_model_without_an_exact_form_is_refused_before_it_is_read(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_finds_it_as_well(tmp_path: Path, kind: str) -> None:
-    of_model(tmp_path, kind)
-    found = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml")])
-    assert isinstance(found.exception, ConfigError)
-    assert "run.exact: no exact form of " in str(found.exception)
-    assert KINDS[kind][1] in str(found.exception)
+    cfg = of_model(tmp_path, kind)
+    with closing(Prepared()) as prepared:
+        found = examine(cfg, prepared, "exact")
+    assert found.state == "wrong"
+    assert "run.exact: no exact form of " in found.text
+    assert KINDS[kind][1] in found.text
 
 
 def test_a_plan_says_what_it_costs_and_what_is_promised(tmp_path: Path) -> None:
-    rl_config(tmp_path, "run")
-    told: list[str] = []
-    for more in ([], [EXACT]):
-        found = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), *more])
-        assert found.exit_code == 0, found.output
-        told.append(found.output)
-    assert "exact" not in told[0]
-    assert "a step takes longer for it" in told[1]
-    assert "digest" in told[1]
+    plain = rl_config(tmp_path, "run")
+    assert examine(plain, Prepared(), "exact").text == ""
+    found = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), EXACT])
+    assert found.exit_code == 0, found.output
+    assert "a step takes longer for it" in found.output
+    assert "digest" in found.output
 
 
 def test_a_pytorch_without_onednn_is_refused(
