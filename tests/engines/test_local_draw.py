@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from oxrl.engines.sample import gumbel
 from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys, restrict, sample_tokens
 
 
@@ -88,6 +89,13 @@ def test_top_p_is_taken_after_top_k_and_at_the_temperature() -> None:
     ]
 
 
+def test_the_likeliest_token_stays_where_top_p_is_0_in_float32() -> None:
+    logits, one = torch.tensor([[0.0, 2.0, 1.0]]), torch.ones(1)
+    none, p = torch.zeros(1, dtype=torch.int64), torch.tensor([1e-60])
+    kept = restrict(logits, temperature=one, top_k=none, top_p=p)
+    assert kept.isfinite().tolist() == [[False, True, False]]
+
+
 # --- What few tokens are kept of many.
 def kept_by_definition(
     row: list[float], *, temperature: float, top_k: int, top_p: float, min_p: float
@@ -111,10 +119,16 @@ def kept_by_definition(
 
 @pytest.mark.parametrize("step", [0.0, 0.25])  # logits that are nearly all apart, or often alike
 @pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("counts", [(1, 5, 40, 299), (1,), (5,), (40,)], ids=str)
+@pytest.mark.parametrize("candidates", [1, 7, 70])
+@pytest.mark.parametrize("counts", [(1, 5, 40, 299), (1,), (5,), (40,), (0,), (0, 5)], ids=str)
 def test_cuts_are_as_defined_and_the_same_beside_a_row_that_keeps_all(
-    step: float, beside: bool, counts: tuple[int, ...]
+    step: float,
+    beside: bool,
+    counts: tuple[int, ...],
+    candidates: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(gumbel, "CANDIDATES", candidates)
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, 300, generator=generator) * 2
     if step:
@@ -139,11 +153,15 @@ def test_cuts_are_as_defined_and_the_same_beside_a_row_that_keeps_all(
         assert torch.equal(kept[-1], logits[-1])
 
 
-def test_a_cut_row_keeps_the_same_tokens_in_any_batch() -> None:
-    """Whether few tokens are looked at or all, and with whatever other rows ask for."""
+@pytest.mark.parametrize("uncounted", [0, 1, 20, 60])
+def test_a_cut_row_keeps_the_same_tokens_in_any_batch(uncounted: int) -> None:
+    """Whether few tokens are looked at or all, and with whatever other rows ask for: some reach
+    their share within the first candidates, and some do not.
+    """
     generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(60, 2000, generator=generator)
+    logits = torch.randn(60, 2000, generator=generator) * torch.linspace(0.2, 4, 60)[:, None]
     top_k = torch.randint(1, 200, (60,), generator=generator)
+    top_k[:uncounted] = 0
     top_p = 0.5 + 0.5 * torch.rand(60, generator=generator)
     one = torch.ones(60)
     together = restrict(logits, temperature=one, top_k=top_k, top_p=top_p)

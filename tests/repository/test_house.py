@@ -32,7 +32,7 @@ OUTSIDE = ("oxrl_proofs", "one_page")
 # What is there at a release, and 3 %, rounded up to 50. They are set anew at the next one, or by a
 # change that states what it costs.
 MOST_NODES = {
-    "the core": 379_000,
+    "the core": 379_200,
     "packages": 100_000,
     ".": 8_050,
     "assembly": 19_500,
@@ -41,7 +41,7 @@ MOST_NODES = {
     "commands": 15_450,
     "config": 33_050,
     "data": 32_650,
-    "engines": 67_350,
+    "engines": 67_650,
     "environments": 5_900,
     "functional": 30_850,
     "modelfiles": 6_400,
