@@ -24,8 +24,8 @@ _SECOND_64 = 0x94D049BB133111EB - 2**64
 _GOLDEN_32 = 0x9E3779B1 - 2**32
 _FIRST_32 = 0x85EBCA6B - 2**32
 _SECOND_32 = 0xC2B2AE35 - 2**32
-# The likeliest tokens among which the end of a top-p is looked for first: to sort a vocabulary of
-# 49,152 takes nine times as long.
+# The likeliest tokens, among which the end of a top-p is looked for first: sorting all of a large
+# vocabulary takes many times as long.
 CANDIDATES = 1024
 
 
