@@ -46,6 +46,7 @@ ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
 OF_OTHERS = "the machine was too busy with other work"
 OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
 
+PARTS = ("sampling", "update", "step")
 EXACT = {
     "off_cpu_s": "without, processor s",
     "on_cpu_s": "with, processor s",
@@ -288,7 +289,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         "process of one thread, float32.",
         "python benchmarks/same_numbers.py --models builtin:tiny builtin:small --tokens 2000 "
         "--pairs 10 --no-operations",
-        {"step, builtin:tiny": "0.15M parameters", "step, builtin:small": "3.3M parameters"},
+        {
+            f"{part}, {name}": f"{part}, {size} parameters"
+            for name, size in (("builtin:tiny", "0.15M"), ("builtin:small", "3.3M"))
+            for part in PARTS
+        },
         EXACT,
     ),
     "exact_smollm2": Benchmark(
@@ -296,7 +301,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "The same with a pre-trained model of 134.5M parameters, and 16 rows.",
         "python benchmarks/same_numbers.py --models runs/smollm2/model --rows 16 --tokens 200 "
         "--pairs 5 --no-operations",
-        {f"step, {SMOLLM.split()[1]}": "134.5M parameters"},
+        {f"{part}, runs/smollm2/model": part for part in PARTS},
         EXACT,
     ),
     "kept_and_centered_smollm2": Benchmark(
