@@ -15,7 +15,15 @@ from types import MappingProxyType
 from typing import Any
 
 # Types of numbers -> as `array` calls them.
-CODES = {"uint8": "B", "int16": "h", "int32": "i", "int64": "q", "float32": "f"}
+CODES = {
+    "bool": "b",
+    "uint8": "B",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "float32": "f",
+    "float64": "d",
+}
 
 
 @dataclass(frozen=True)

@@ -159,12 +159,18 @@ def laid_out(inputs: TokenBatch, said: Answers, k: int) -> Output:
     logprobs = torch.where(mask, float("nan"), 0.0)
     ids = torch.where(mask, -1, 0)[..., None].repeat(1, 1, k)
     top = logprobs[..., None].repeat(1, 1, k)
-    for row, answer in enumerate(said):
-        if answer is not None:
-            where = mask[row].nonzero()[:, 0]
-            logprobs[row, where] = answer.logprobs[where - 1]
-            ids[row, where] = answer.ids[where - 1]
-            top[row, where] = answer.top[where - 1]
+    known = [answer for answer in said if answer is not None]
+    if known:
+        # Where the answer on each row begins in all of them joined, less 1: on its first token
+        # there is none.
+        lengths = [0 if answer is None else len(answer.logprobs) for answer in said]
+        begins = torch.tensor([0, *lengths]).cumsum(0)[:-1] - 1
+        answered = torch.tensor(lengths) > 0
+        rows, places = (mask & answered[:, None]).nonzero(as_tuple=True)
+        found = begins[rows] + places
+        logprobs[rows, places] = torch.cat([answer.logprobs for answer in known])[found]
+        ids[rows, places] = torch.cat([answer.ids for answer in known])[found]
+        top[rows, places] = torch.cat([answer.top for answer in known])[found]
     if not k:
         return Output(logprobs=logprobs)
     return Output(logprobs=logprobs, top_ids=ids, top_logprobs=top)

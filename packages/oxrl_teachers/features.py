@@ -76,10 +76,17 @@ class TeacherTop(AsksTeachers):
         count = given.train.value(TEACHER_CANDIDATES)
         self.want: Want = frozenset({f"top_k={count}"})
         self._gap = torch.zeros(0, 0)
+        self._compared = torch.zeros(0, dtype=torch.int64)
+        self._own_top = torch.zeros(0, 0, 0)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Ask, and lay candidates and what the teacher says of them beside the tokens."""
         rollouts = prepared.rollouts
+        # The policy first: a teacher elsewhere works meanwhile.
+        trained = batch.inputs.response_mask.any(1).nonzero()[:, 0]
+        self._compared = trained[:COMPARED_ROWS]
+        own = batch.select(self._compared).inputs.said_by(self._policy.forward, self.want)
+        self._own_top = required(own.top_ids, "the policy's most likely tokens")
         said = self.ask(rollouts, LOGPROBS | self.want)
         batch = super().on_prepared(batch, prepared)
         inputs = batch.inputs
@@ -101,22 +108,16 @@ class TeacherTop(AsksTeachers):
         counted = super().steer(batch, progress)
         if not mask.any():
             return counted
-        return {
-            **counted,
-            **gap_metrics(self._gap, mask),
-            "teacher/overlap": self._overlap(batch),
-        }
+        return counted | gap_metrics(self._gap, mask) | self._overlap(batch)
 
-    def _overlap(self, batch: PolicyBatch) -> float:
+    def _overlap(self, batch: PolicyBatch) -> Metrics:
         """Share of the teacher's candidates that are the policy's too, over a few rows."""
-        trained = batch.inputs.response_mask.any(1).nonzero()[:, 0]
-        some = batch.select(trained[:COMPARED_ROWS]).inputs
+        some = batch.select(self._compared).inputs
+        if not some.response_mask.any():  # no teacher answered on any of them
+            return {}
         theirs = some.columns[CANDIDATES]
-        bare = {name: values for name, values in some.columns.items() if name != CANDIDATES}
-        said = replace(some, columns=bare).said_by(self._policy.forward, self.want)
-        ours = required(said.top_ids, "the policy's most likely tokens")
-        found = (theirs[..., :, None] == ours[..., None, :]).any(-1).double().mean(-1)
-        return float(masked_mean(found, some.response_mask))
+        found = (theirs[..., :, None] == self._own_top[..., None, :]).any(-1).double().mean(-1)
+        return {"teacher/overlap": float(masked_mean(found, some.response_mask))}
 
 
 def gap_metrics(gap: Tensor, mask: Tensor) -> Metrics:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, cast, get_args
 
 import pytest
+import torch
 
-from oxrl.data.batching import check_rollout_batch, to_rollout_batch
+from oxrl.data.batching import check_rollout_batch, pad_rows, to_rollout_batch
 from oxrl.errors import InvariantError
 from oxrl.types import (
     Completion,
@@ -70,6 +72,26 @@ def test_rollouts_are_laid_out_token_aligned_with_the_reward_on_the_last_policy_
     assert batch.versions.tolist() == [[-1, -1, 7, 7, 7], [-1, 7, 7, 7, -1]]
     assert batch.terminated.tolist() == [True, False] and batch.truncated.tolist() == [False, True]
     check(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize("rows", [[[1, 0, 1], [], [0]], [[], []], []])
+def test_rows_of_uneven_length_are_filled_on_the_right(
+    rows: list[list[int]], dtype: torch.dtype
+) -> None:
+    found = pad_rows(rows, 1, dtype)
+    length = max(map(len, rows), default=0) or 1
+    expected = [[row[at] if at < len(row) else 1 for at in range(length)] for row in rows]
+    assert found.dtype == dtype and found.shape == (len(rows), length)
+    assert found.tolist() == expected
+
+
+def test_numbers_of_rows_keep_every_bit() -> None:
+    wide = [[0.1, -math.inf, math.nan, 1e-320], [2**62 + 1.0]]
+    found = pad_rows(wide, -0.0, torch.float64)
+    assert str(found.tolist()) == str([wide[0], [*wide[1], -0.0, -0.0, -0.0]])
+    assert pad_rows([[2**62 + 1]], 0, torch.int64).tolist() == [[2**62 + 1]]
+    assert pad_rows([[0.1]], 0, torch.float32).item() == torch.tensor(0.1).item()
 
 
 def test_a_failed_score_is_an_invalid_row_and_never_a_zero() -> None:

@@ -127,7 +127,13 @@ class Answers:
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         logprobs = torch.full(inputs.tokens.shape, -2.0)
         logprobs[list(self.silent)] = float("nan")
-        return Output(logprobs=logprobs)
+        if len(want) == 1:
+            return Output(logprobs=logprobs)
+        every = torch.arange(len(builtin_tokenizer()))
+        ids = every.repeat(*inputs.tokens.shape, 1)
+        ids[list(self.silent)] = -1
+        top = logprobs[..., None].repeat(1, 1, len(every)) - 4
+        return Output(logprobs=logprobs, top_ids=ids, top_logprobs=top)
 
 
 def with_answers(monkeypatch: pytest.MonkeyPatch, silent: tuple[int, ...]) -> None:
@@ -150,6 +156,21 @@ def test_a_row_without_an_answer_is_left_out_and_counted(
     assert (~trained).nonzero()[:, 0].tolist() == [1, 4, 5]
     assert batch["advantages"].isfinite().all()
     assert line["update/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("silent", [(), (1, 4, 5), (0, 1, 2, 3, 4, 5, 6), tuple(range(8))])
+def test_a_row_without_an_answer_has_no_part_in_the_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: tuple[int, ...]
+) -> None:
+    """The teacher names all tokens, so all that it names are the policy's too."""
+    with_answers(monkeypatch, silent)
+    every = {"teacher_candidates": len(builtin_tokenizer())}
+    cfg = config(tmp_path, "run", run={"steps": 1}, train=every)
+    run(cfg)
+    [line] = metric_lines(cfg.run.directory)
+    assert line["teacher/left_out"] == len(silent)
+    # Eight rows are compared.
+    assert line.get("teacher/overlap") == (None if len(silent) == 8 else 1.0)
 
 
 def test_more_than_half_without_an_answer_end_the_run(

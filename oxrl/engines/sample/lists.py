@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from oxrl.data.batching import numbers_of
 from oxrl.types import Entries, Ragged
 
 
@@ -45,12 +46,10 @@ class SlotLists:
     def put(self, slot: int, entries: Entries) -> list[int]:
         """Take in what was recorded of a slot's tokens elsewhere; how many numbers each has."""
         size = self.values.dtype.itemsize
-        whole = bytearray().join(entries)
-        self.count[slot] = len(whole) // size
-        self._make_room(len(whole) // size)
-        if whole:
-            numbers = torch.frombuffer(whole, dtype=self.values.dtype)
-            self.values[slot, : len(numbers)] = numbers
+        numbers = numbers_of(bytearray().join(entries), self.values.dtype)
+        self.count[slot] = len(numbers)
+        self._make_room(len(numbers))
+        self.values[slot, : len(numbers)] = numbers
         return [len(entry) // size for entry in entries]
 
     def entries(self, slot: int, sizes: Sequence[int]) -> list[bytes]:
